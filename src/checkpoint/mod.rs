@@ -1,0 +1,1 @@
+//! Floor 1. safetensors headers, shard indexes, the internal weight formats, quantisation on load.

@@ -1,0 +1,1 @@
+//! Floor 5. One file per model family: configuration, weight names, forward.

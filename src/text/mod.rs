@@ -1,0 +1,1 @@
+//! Floor 0. Tokenizer, chat template, streaming decode, stop sequences.
