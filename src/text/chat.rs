@@ -1,0 +1,1 @@
+pub struct ChatTemplate; pub struct RenderOptions;
