@@ -55,6 +55,14 @@ pub enum Input {
 }
 
 impl Input {
+    /// The same input for a kernel that leaves the updated residual to another.
+    pub fn without_residual(self) -> Self {
+        match self {
+            Input::Plain => self,
+            Input::Norm(input) => Input::Norm(NormInput { keep_residual: false, ..input }),
+        }
+    }
+
     /// Sets the flags of `lib/norm.wgsl`.
     pub(super) fn prelude(&self, prelude: &mut Prelude) {
         let Input::Norm(input) = self else { return };
