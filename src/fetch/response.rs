@@ -1,0 +1,1 @@
+//! What a server's answer to a ranged request means.
