@@ -29,9 +29,7 @@ fn normal(count: usize, seed: u64) -> Vec<f32> {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         ((state >> 40) as f32 + 0.5) / (1u64 << 24) as f32
     };
-    (0..count)
-        .map(|_| (-2.0 * uniform().ln()).sqrt() * (std::f32::consts::TAU * uniform()).cos())
-        .collect()
+    (0..count).map(|_| (-2.0 * uniform().ln()).sqrt() * (std::f32::consts::TAU * uniform()).cos()).collect()
 }
 
 fn squared_error(a: &[f32], b: &[f32]) -> f64 {
@@ -45,7 +43,8 @@ fn naive(values: &[f32], bits: u32) -> Vec<f32> {
     let max = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let scale = f16::from_f32((max - min) / levels).to_f32();
     let bias = f16::from_f32(min).to_f32();
-    let code = |value: f32| if scale == 0.0 { 0.0 } else { ((value - bias) / scale).round().clamp(0.0, levels) };
+    let code =
+        |value: f32| if scale == 0.0 { 0.0 } else { ((value - bias) / scale).round().clamp(0.0, levels) };
     values.iter().map(|value| scale * code(*value) + bias).collect()
 }
 

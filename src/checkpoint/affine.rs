@@ -1,21 +1,25 @@
 //! Affine quantisation of one group: the scale, the bias and the codes with a small squared error.
 //!
 //! The range from the least to the greatest value is only a start: clipping the outliers a little makes
-//! every other step finer. So several ranges are tried, and from each the scale and the bias are fitted to
-//! the codes by least squares and the codes chosen anew. Every trial is judged after the scale and the bias
-//! are rounded to f16, as the kernels will read them.
+//! every other step finer. So several ranges are tried, and for each the least error that any scale and
+//! bias could have with its codes is known in closed form; from the most promising one, scale and bias are
+//! fitted to the codes and the codes chosen anew, a few times. What counts in the end is the error after
+//! scale and bias are rounded to f16, as the kernels will read them.
 
 use half::f16;
 
-/// The least squared error found is worth this many starts: parts of the range that each start cuts off
-/// below and above. Only for few bits; with many, clipping gains nothing.
-const STARTS: [(f32, f32); 4] = [(0.0, 0.0), (0.04, 0.04), (0.0, 0.08), (0.08, 0.0)];
+/// The parts of the range that each start cuts off below and above. The first one cuts nothing, so that
+/// the result is never worse than plain quantisation.
+const STARTS: [(f32, f32); 5] = [(0.0, 0.0), (0.03, 0.03), (0.06, 0.06), (0.0, 0.06), (0.06, 0.0)];
 
-/// Codes of more bits are fitted from the first start only.
+/// Codes of more bits have the first start only, as clipping gains nothing there.
 const SEARCHED_BITS: u32 = 4;
 
-/// Passes from each start: each chooses codes, then fits scale and bias to them.
-const PASSES: usize = 3;
+/// Passes of fitting scale and bias and choosing codes, from the best start.
+const PASSES: usize = 4;
+
+/// Values in the largest group.
+const MAX_GROUP: usize = 128;
 
 /// Lanes of the sums, so that the compiler can use SIMD without reordering a sum.
 const LANES: usize = 8;
@@ -44,17 +48,44 @@ struct Group<'a> {
     min: f32,
     max: f32,
     levels: f32,
-    /// Sum of the values, each less `min`, which keeps the fit well conditioned far from zero.
-    sum: f64,
+    /// The values less `min`, which keeps the fit well conditioned far from zero; their sum; and the sum
+    /// of the squares of their distances from their mean.
+    offsets: [f32; MAX_GROUP],
+    offset_sum: f64,
+    offset_variation: f64,
+    /// Codes and errors of the trial at hand. Each sum over them has a loop of its own: fused into one,
+    /// the compiler finds no SIMD in it.
+    codes: [f32; MAX_GROUP],
+    errors: [f32; MAX_GROUP],
 }
 
-/// How well a scale and a bias serve a group, and the sums from which better ones are fitted.
+/// How well a scale and a bias serve a group, and sums over the codes that they lead to.
 struct Trial {
     affine: Affine,
     squared_error: f32,
-    sum_code: f64,
-    sum_code_code: f64,
-    sum_code_value: f64,
+    sum_code: f32,
+    sum_code_code: f32,
+    sum_code_offset: f32,
+}
+
+impl Trial {
+    fn better(self, other: Trial) -> Trial {
+        if other.squared_error < self.squared_error { other } else { self }
+    }
+}
+
+/// The scale and bias of the least squared error for given codes: the scale rounded to f16, the bias not.
+struct Fit {
+    scale: f32,
+    bias: f32,
+    /// The squared error without any rounding.
+    squared_error: f64,
+}
+
+impl Fit {
+    fn affine(&self) -> Affine {
+        Affine::rounded(self.scale, self.bias)
+    }
 }
 
 /// Appends the packed codes of a group to `codes` and its scale and bias to `scales`.
@@ -62,7 +93,7 @@ struct Trial {
 /// `values` are finite, of at most f16's greatest value, and fill whole bytes. `precision` is the relative
 /// spacing of the type that they come from: groups that lie on a lattice up to that are recognised.
 pub(super) fn encode(values: &[f32], bits: u32, precision: f32, codes: &mut Vec<u8>, scales: &mut Vec<u8>) {
-    let group = Group::new(values, bits);
+    let mut group = Group::new(values, bits);
     let affine = if group.min == group.max {
         constant(group.min)
     } else if bits <= SEARCHED_BITS {
@@ -104,35 +135,88 @@ fn round(value: f32) -> f32 {
     (value + ULP_IS_ONE) - ULP_IS_ONE
 }
 
+/// `f32::min` and `f32::max` cost more instructions, for NaN; there is none here.
+fn least(a: f32, b: f32) -> f32 {
+    if a < b { a } else { b }
+}
+
+fn greatest(a: f32, b: f32) -> f32 {
+    if a > b { a } else { b }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut lanes = [0f32; LANES];
+    for (a, b) in a.as_chunks::<LANES>().0.iter().zip(b.as_chunks::<LANES>().0) {
+        for lane in 0..LANES {
+            lanes[lane] += a[lane] * b[lane];
+        }
+    }
+    total(lanes)
+}
+
+fn sum(a: &[f32]) -> f32 {
+    let mut lanes = [0f32; LANES];
+    for a in a.as_chunks::<LANES>().0 {
+        for lane in 0..LANES {
+            lanes[lane] += a[lane];
+        }
+    }
+    total(lanes)
+}
+
+fn total(lanes: [f32; LANES]) -> f32 {
+    let [a, b, c, d, e, f, g, h] = lanes;
+    ((a + e) + (c + g)) + ((b + f) + (d + h))
+}
+
 impl<'a> Group<'a> {
     fn new(values: &'a [f32], bits: u32) -> Self {
-        let min = values.iter().copied().fold(f32::INFINITY, f32::min);
-        let max = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum = values.iter().map(|value| f64::from(value - min)).sum();
-        Self { values, min, max, levels: ((1u32 << bits) - 1) as f32, sum }
+        let min = values.iter().copied().reduce(least).unwrap_or_default();
+        let max = values.iter().copied().reduce(greatest).unwrap_or_default();
+        let mut group = Self {
+            values,
+            min,
+            max,
+            levels: ((1u32 << bits) - 1) as f32,
+            offsets: [0.0; MAX_GROUP],
+            offset_sum: 0.0,
+            offset_variation: 0.0,
+            codes: [0.0; MAX_GROUP],
+            errors: [0.0; MAX_GROUP],
+        };
+        for (offset, value) in group.offsets.iter_mut().zip(values) {
+            *offset = value - min;
+        }
+        let offsets = &group.offsets[..values.len()];
+        group.offset_sum = f64::from(sum(offsets));
+        group.offset_variation =
+            f64::from(dot(offsets, offsets)) - group.offset_sum * group.offset_sum / values.len() as f64;
+        group
     }
 
-    /// The best of all passes from all `starts`, and from a start that covers the whole range even when f16
+    /// The best scale and bias found from `starts`, or those that cover the whole range: they win where f16
     /// cannot place the bias finely, as in a group far from zero.
-    fn search(&self, starts: &[(f32, f32)]) -> Affine {
+    fn search(&mut self, starts: &[(f32, f32)]) -> Affine {
         let range = self.max - self.min;
-        let cut = starts.iter().map(|(below, above)| {
-            Affine::rounded(range * (1.0 - below - above) / self.levels, self.min + range * below)
-        });
         let mut best = self.trial(self.covering());
-        for start in cut {
-            let mut affine = start;
-            for _ in 0..PASSES {
-                let trial = self.trial(affine);
-                let fitted = self.fit(&trial).map(|(scale, bias)| Affine::rounded(scale, bias));
-                if trial.squared_error < best.squared_error {
-                    best = trial;
-                }
-                match fitted {
-                    Some(fitted) if fitted != affine => affine = fitted,
-                    _ => break,
-                }
+        let mut promising: Option<Fit> = None;
+        for (below, above) in starts {
+            let scale = range * (1.0 - below - above) / self.levels;
+            let trial = self.trial(Affine::rounded(scale, self.min + range * below));
+            let fit = self.fit(&trial);
+            if let Some(fit) = fit
+                && promising.as_ref().is_none_or(|best| fit.squared_error < best.squared_error)
+            {
+                promising = Some(fit);
             }
+            best = best.better(trial);
+        }
+        let mut next = promising.map(|fit| fit.affine());
+        for _ in 0..PASSES {
+            let Some(affine) = next else { break };
+            let trial = self.trial(affine);
+            next = self.fit(&trial).map(|fit| fit.affine()).filter(|fitted| *fitted != affine);
+            best = best.better(trial);
         }
         best.affine
     }
@@ -152,51 +236,52 @@ impl<'a> Group<'a> {
     }
 
     /// Chooses the codes for a scale and a bias, and sums up.
-    fn trial(&self, affine: Affine) -> Trial {
+    fn trial(&mut self, affine: Affine) -> Trial {
         let Affine { scale, bias } = affine;
         let inverse = affine.inverse_scale();
-        let mut error = [0f32; LANES];
-        let mut code = [0f32; LANES];
-        let mut code_code = [0f32; LANES];
-        let mut code_value = [0f32; LANES];
-        for values in self.values.as_chunks::<LANES>().0 {
-            for lane in 0..LANES {
-                let value = values[lane];
-                let c = round(((value - bias) * inverse).max(0.0).min(self.levels));
-                let difference = scale * c + bias - value;
-                error[lane] += difference * difference;
-                code[lane] += c;
-                code_code[lane] += c * c;
-                code_value[lane] += c * (value - self.min);
-            }
+        let levels = self.levels;
+        let count = self.values.len();
+        for ((code, error), value) in self.codes.iter_mut().zip(&mut self.errors).zip(self.values) {
+            *code = round(least(greatest((value - bias) * inverse, 0.0), levels));
+            *error = scale * *code + bias - value;
         }
-        let sum = |lanes: [f32; LANES]| lanes.iter().map(|lane| f64::from(*lane)).sum::<f64>();
+        let (codes, errors, offsets) = (&self.codes[..count], &self.errors[..count], &self.offsets[..count]);
         Trial {
             affine,
-            squared_error: error.iter().sum(),
-            sum_code: sum(code),
-            sum_code_code: sum(code_code),
-            sum_code_value: sum(code_value),
+            squared_error: dot(errors, errors),
+            sum_code: sum(codes),
+            sum_code_code: dot(codes, codes),
+            sum_code_offset: dot(codes, offsets),
         }
     }
 
-    /// Scale (of f16) and bias (not rounded) of the least squared error for the codes of a trial; `None` if
-    /// all codes are the same.
-    fn fit(&self, trial: &Trial) -> Option<(f32, f32)> {
+    /// The code whose value is nearest.
+    fn code(&self, value: f32, bias: f32, inverse_scale: f32) -> f32 {
+        round(least(greatest((value - bias) * inverse_scale, 0.0), self.levels))
+    }
+
+    /// The best scale and bias for the codes of a trial; `None` if all codes are the same.
+    fn fit(&self, trial: &Trial) -> Option<Fit> {
         let count = self.values.len() as f64;
-        let determinant = count * trial.sum_code_code - trial.sum_code * trial.sum_code;
-        if determinant <= 0.0 {
+        let [sum_code, sum_code_code, sum_code_offset] =
+            [trial.sum_code, trial.sum_code_code, trial.sum_code_offset].map(f64::from);
+        let code_variation = sum_code_code - sum_code * sum_code / count;
+        if code_variation <= 0.0 {
             return None;
         }
-        let scale = (count * trial.sum_code_value - trial.sum_code * self.sum) / determinant;
-        let scale = f16::from_f64(scale).to_f64();
-        let bias = (self.sum - scale * trial.sum_code) / count + f64::from(self.min);
-        Some((scale as f32, bias as f32))
+        let covariation = sum_code_offset - sum_code * self.offset_sum / count;
+        let scale = f16::from_f64(covariation / code_variation).to_f64();
+        let bias = (self.offset_sum - scale * sum_code) / count + f64::from(self.min);
+        Some(Fit {
+            scale: scale as f32,
+            bias: bias as f32,
+            squared_error: self.offset_variation - covariation * covariation / code_variation,
+        })
     }
 
     /// Scale and bias of a group whose values are all `least + k * step`, as those of a checkpoint that was
     /// trained for quantisation or dequantised; `None` if they are not, up to the `precision` of their type.
-    fn lattice(&self, precision: f32) -> Option<Affine> {
+    fn lattice(&mut self, precision: f32) -> Option<Affine> {
         let range = self.max - self.min;
         let tolerance = (precision + 4.0 * f32::EPSILON) * self.max.abs().max(self.min.abs());
         let mut best: Option<Trial> = None;
@@ -208,16 +293,16 @@ impl<'a> Group<'a> {
             if !self.lies_on(step, tolerance) {
                 continue;
             }
-            let Some((scale, least)) = self.fit(&self.trial(Affine { scale: step, bias: self.min })) else {
-                continue;
-            };
+            let trial = self.trial(Affine { scale: step, bias: self.min });
+            let Some(fit) = self.fit(&trial) else { continue };
             // The least value may have any code that leaves room for the steps above it; with the right
             // one f16 holds the bias exactly.
             for code in 0..=self.levels as u32 - steps {
-                let trial = self.trial(Affine::rounded(scale, least - scale * code as f32));
-                if best.as_ref().is_none_or(|best| trial.squared_error < best.squared_error) {
-                    best = Some(trial);
-                }
+                let trial = self.trial(Affine::rounded(fit.scale, fit.bias - fit.scale * code as f32));
+                best = Some(match best {
+                    Some(best) => best.better(trial),
+                    None => trial,
+                });
             }
             if best.as_ref().is_some_and(|best| best.squared_error == 0.0) {
                 break;
@@ -227,15 +312,16 @@ impl<'a> Group<'a> {
     }
 
     fn lies_on(&self, step: f32, tolerance: f32) -> bool {
+        let inverse = 1.0 / step;
         self.values.iter().all(|value| {
-            let position = (value - self.min) / step;
-            (position - round(position)).abs() * step <= tolerance
+            let offset = value - self.min;
+            (offset - step * round(offset * inverse)).abs() <= tolerance
         })
     }
 
     fn pack(&self, affine: Affine, bits: u32, codes: &mut Vec<u8>) {
         let inverse = affine.inverse_scale();
-        let code = |value: &f32| round(((value - affine.bias) * inverse).max(0.0).min(self.levels)) as u8;
+        let code = |value: &f32| self.code(*value, affine.bias, inverse) as u8;
         let bytes = self.values.chunks(8 / bits as usize).map(|values| {
             values.iter().rev().fold(0u32, |byte, value| byte << bits | u32::from(code(value))) as u8
         });

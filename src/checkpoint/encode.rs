@@ -106,7 +106,9 @@ impl RowEncoder {
 pub fn decode_rows(format: WeightFormat, rows: &EncodedRows) -> Vec<f32> {
     let halves = rows.codes.as_chunks::<2>().0;
     match format {
-        WeightFormat::F32 => rows.codes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+        WeightFormat::F32 => {
+            rows.codes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+        }
         WeightFormat::F16 => halves.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect(),
         WeightFormat::Bf16 => halves.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect(),
         WeightFormat::Affine { bits, group_size } => {
@@ -137,7 +139,9 @@ fn append_f32(tensor: &str, dtype: Dtype, bytes: &[u8], values: &mut Vec<f32>) -
             values.extend(bytes.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes) as f32))
         }
         Dtype::F32 => values.extend(bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes))),
-        Dtype::F16 => values.extend(bytes.as_chunks().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32())),
+        Dtype::F16 => {
+            values.extend(bytes.as_chunks().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32()))
+        }
         _ => values.extend(bytes.as_chunks().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32())),
     }
     match values.iter().skip(first).find(|value| !value.is_finite()) {

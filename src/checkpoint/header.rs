@@ -111,9 +111,8 @@ fn checked_entry(
     data_start: u64,
     file_size: u64,
 ) -> Result<HeaderEntry> {
-    let damaged = |expected: String, got: String| {
-        Error::new(Code::Checkpoint, asked).expected(expected).got(got)
-    };
+    let damaged =
+        |expected: String, got: String| Error::new(Code::Checkpoint, asked).expected(expected).got(got);
     let dtype = Dtype::deserialize(StrDeserializer::<ValueError>::new(dtype)).map_err(|_| {
         Error::new(Code::Unsupported, asked)
             .expected("a dtype of the safetensors format such as BF16")

@@ -28,7 +28,8 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for UniqueMapVisitor<T> {
     fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Self::Value, A::Error> {
         let mut map = BTreeMap::new();
         while let Some(key) = access.next_key::<String>()? {
-            let value = access.next_value().map_err(|error| A::Error::custom(format_args!("{key:?}: {error}")))?;
+            let value =
+                access.next_value().map_err(|error| A::Error::custom(format_args!("{key:?}: {error}")))?;
             if map.contains_key(&key) {
                 return Err(A::Error::custom(format_args!("{key:?} appears twice")));
             }
