@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 
 use super::WeightFormat;
-use super::affine::{self, GroupEncoder};
+use super::affine;
 use crate::error::{Code, Error, Result};
 
 /// Packed rows, as [`WeightFormat`] describes them.
@@ -77,9 +77,9 @@ impl RowEncoder {
             }
             WeightFormat::Affine { bits, group_size } => {
                 self.check_range(values, f16::MAX.to_f32_const())?;
-                let mut encoder = GroupEncoder::new(bits, precision(self.dtype));
+                let precision = precision(self.dtype);
                 for group in values.chunks_exact(group_size as usize) {
-                    encoder.encode(group, &mut encoded.codes, &mut encoded.scales);
+                    affine::encode(group, bits, precision, &mut encoded.codes, &mut encoded.scales);
                 }
             }
         }
@@ -102,11 +102,13 @@ impl RowEncoder {
     }
 }
 
-/// The values of packed rows of `cols` columns, row-major: what the kernels compute with.
-pub fn decode_rows(format: WeightFormat, rows: &EncodedRows, cols: usize) -> Vec<f32> {
+/// The values of packed rows, row-major: what the kernels compute with.
+pub fn decode_rows(format: WeightFormat, rows: &EncodedRows) -> Vec<f32> {
     let halves = rows.codes.as_chunks::<2>().0;
     match format {
-        WeightFormat::F32 => rows.codes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+        WeightFormat::F32 => {
+            rows.codes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+        }
         WeightFormat::F16 => halves.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect(),
         WeightFormat::Bf16 => halves.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect(),
         WeightFormat::Affine { bits, group_size } => {
@@ -137,7 +139,9 @@ fn append_f32(tensor: &str, dtype: Dtype, bytes: &[u8], values: &mut Vec<f32>) -
             values.extend(bytes.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes) as f32))
         }
         Dtype::F32 => values.extend(bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes))),
-        Dtype::F16 => values.extend(bytes.as_chunks().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32())),
+        Dtype::F16 => {
+            values.extend(bytes.as_chunks().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32()))
+        }
         _ => values.extend(bytes.as_chunks().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32())),
     }
     match values.iter().skip(first).find(|value| !value.is_finite()) {

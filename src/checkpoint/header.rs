@@ -38,10 +38,12 @@ pub struct HeaderEntry {
 pub struct Header {
     /// The tensors by name.
     pub tensors: BTreeMap<String, HeaderEntry>,
+    /// The texts of `__metadata__`, such as `format`.
+    pub metadata: BTreeMap<String, String>,
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "neither a tensor with dtype, shape and data_offsets nor an object of texts")]
 enum Entry {
     Tensor { dtype: String, shape: Vec<u64>, data_offsets: (u64, u64) },
     Metadata(BTreeMap<String, String>),
@@ -80,14 +82,14 @@ pub fn parse_header(file: &str, json: &[u8], file_size: u64) -> Result<Header> {
         .checked_add(json.len() as u64)
         .filter(|start| *start <= file_size)
         .ok_or_else(|| Error::new(Code::Checkpoint, &asked).got(format!("{file_size} bytes in all")))?;
-    let mut tensors = BTreeMap::new();
+    let mut header = Header::default();
     for (name, entry) in entries {
         match entry {
-            Entry::Metadata(_) if name == METADATA_KEY => {}
+            Entry::Metadata(metadata) if name == METADATA_KEY => header.metadata = metadata,
             Entry::Tensor { dtype, shape, data_offsets: (start, end) } if name != METADATA_KEY => {
                 let tensor = format!("read the header of {file}, tensor {name}");
                 let entry = checked_entry(&tensor, &dtype, &shape, start..end, data_start, file_size)?;
-                tensors.insert(name, entry);
+                header.tensors.insert(name, entry);
             }
             _ => {
                 return Err(Error::new(Code::Checkpoint, &asked)
@@ -96,8 +98,8 @@ pub fn parse_header(file: &str, json: &[u8], file_size: u64) -> Result<Header> {
             }
         }
     }
-    check_adjacent(&asked, &tensors, data_start, file_size)?;
-    Ok(Header { tensors })
+    check_adjacent(&asked, &header.tensors, data_start, file_size)?;
+    Ok(header)
 }
 
 /// One entry, its dtype known, its bytes inside the file and as many as its shape needs.
@@ -109,9 +111,8 @@ fn checked_entry(
     data_start: u64,
     file_size: u64,
 ) -> Result<HeaderEntry> {
-    let damaged = |expected: String, got: String| {
-        Error::new(Code::Checkpoint, asked).expected(expected).got(got)
-    };
+    let damaged =
+        |expected: String, got: String| Error::new(Code::Checkpoint, asked).expected(expected).got(got);
     let dtype = Dtype::deserialize(StrDeserializer::<ValueError>::new(dtype)).map_err(|_| {
         Error::new(Code::Unsupported, asked)
             .expected("a dtype of the safetensors format such as BF16")

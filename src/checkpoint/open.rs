@@ -128,10 +128,7 @@ impl Checkpoint {
     }
 
     /// The tensors of these names in the order in which they lie in the files, for reading in one sweep.
-    pub fn in_file_order<'a>(
-        &self,
-        names: impl IntoIterator<Item = &'a str>,
-    ) -> Result<Vec<&TensorInfo>> {
+    pub fn in_file_order<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<Vec<&TensorInfo>> {
         let mut tensors = names.into_iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
         tensors.sort_by_key(|tensor| (tensor.file, tensor.bytes.start));
         Ok(tensors)

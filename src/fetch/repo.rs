@@ -107,9 +107,7 @@ pub fn base_url(location: &str) -> Result<String> {
             && text.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
     };
     match id.split_once('/') {
-        Some((owner, name))
-            if is_plain(owner) && is_plain(name) && revision.split('/').all(is_plain) =>
-        {
+        Some((owner, name)) if is_plain(owner) && is_plain(name) && revision.split('/').all(is_plain) => {
             Ok(format!("{HUB}/{owner}/{name}/resolve/{}/", revision.replace('/', "%2F")))
         }
         _ => Err(Error::new(Code::InvalidArgument, "find the model")
