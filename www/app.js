@@ -12,7 +12,6 @@ let messages = [];
 /** Ends the load or the answer that is under way. */
 let running;
 
-await listModels();
 byId("model").addEventListener("change", showSourceField);
 byId("loader").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -37,6 +36,8 @@ byId("dismiss").addEventListener("click", () => {
   hideError();
   prompt.focus();
 });
+await listModels();
+showReadiness();
 
 async function listModels() {
   const select = byId("model");
@@ -61,6 +62,7 @@ async function run(action) {
   try {
     await action(running.signal);
   } catch (error) {
+    byId("stats").textContent = "";
     if (!running.signal.aborted) showError(error);
   } finally {
     running = undefined;
@@ -201,7 +203,9 @@ function showReadiness() {
 
 function setFieldsDisabled(disabled) {
   for (const id of ["model", "source", "dtype", "load"]) byId(id).disabled = disabled;
-  for (const id of ["prompt", "send"]) byId(id).disabled = disabled || !model;
+  // While an answer comes, the next question may be written already.
+  prompt.disabled = !model;
+  byId("send").disabled = disabled || !model;
   if (disabled) byId("clear").disabled = true;
 }
 

@@ -6,6 +6,7 @@ import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { launch } from "../browser.js";
+import { EMPTY_WASM } from "../fake/jird.js";
 import { serve } from "../server.js";
 
 const repository = fileURLToPath(new URL("../../../", import.meta.url));
@@ -37,7 +38,7 @@ async function open(t, { path = "/index.html", stepMs = 5, failures = {}, ...con
     await page.close();
     assert.deepEqual(problems, []);
   });
-  await page.route("**/pkg/jird_bg.wasm", (route) => route.fulfill({ body: "" }));
+  await page.route("**/pkg/jird_bg.wasm", (route) => route.fulfill({ body: Buffer.from(EMPTY_WASM) }));
   await page.goto(site.origin + path);
   await page.evaluate(
     async ({ stepMs, failures }) => {
@@ -173,7 +174,7 @@ test("the ten lines of minimal.html write the answer", async (t) => {
 test("bench.html shows and posts what it measured", async (t) => {
   const page = await browser.newPage();
   t.after(() => page.close());
-  await page.route("**/pkg/jird_bg.wasm", (route) => route.fulfill({ body: "" }));
+  await page.route("**/pkg/jird_bg.wasm", (route) => route.fulfill({ body: Buffer.from(EMPTY_WASM) }));
   const posted = new Promise((resolve) => {
     page.route("**/result", (route) => {
       resolve(route.request().postDataJSON());

@@ -16,7 +16,7 @@ await cp(join(here, "../fake/jird.js"), join(folder, "jird.js"));
 const importFrom = (file) => import(new URL(file, pathToFileURL(join(folder, "/"))));
 // Before there is a navigator with a GPU: the import must not need one.
 const { Model, JirdError } = await importFrom("index.js");
-const { fake } = await importFrom("jird.js");
+const { EMPTY_WASM, fake } = await importFrom("jird.js");
 
 const URL_OF_MODEL = "https://models.example/smollm2/";
 const setGlobal = (name, value) => Object.defineProperty(globalThis, name, { value, configurable: true });
@@ -24,7 +24,7 @@ const setGlobal = (name, value) => Object.defineProperty(globalThis, name, { val
 beforeEach(() => {
   setGlobal("navigator", { gpu: {} });
   setGlobal("isSecureContext", true);
-  setGlobal("fetch", async () => new Response(""));
+  setGlobal("fetch", async () => new Response(EMPTY_WASM));
   Object.assign(fake, { stepMs: 0, failures: {}, calls: [], live: { engines: 0, generations: 0 } });
 });
 
@@ -287,9 +287,13 @@ test("a wasm file that cannot be fetched or started is named, and tried again la
   await assert.rejects(loadFresh(), rejectsWith("network", /jird_bg\.wasm: got 404/));
   setGlobal("fetch", async () => Promise.reject(new TypeError("Failed to fetch")));
   await assert.rejects(loadFresh(), rejectsWith("network", /jird_bg\.wasm \(TypeError: Failed to fetch\)/));
-  setGlobal("fetch", async () => new Response(""));
+  setGlobal("fetch", async () => new Response(EMPTY_WASM));
   fake.failures.init = new WebAssembly.CompileError("refused");
-  await assert.rejects(loadFresh(), rejectsWith("unsupported", /wasm-unsafe-eval/));
+  await assert.rejects(loadFresh(), rejectsWith("unsupported", /refused.*wasm-unsafe-eval/));
+  // A server that answers every address with its start page.
+  setGlobal("fetch", async () => new Response("<!doctype html>"));
+  await assert.rejects(loadFresh(), rejectsWith("unsupported", /Check that this address serves the wasm file/));
+  setGlobal("fetch", async () => new Response(EMPTY_WASM));
   await loadFresh();
 });
 
