@@ -79,6 +79,8 @@ export type LoadProgress =
   | { type: "file"; file: string }
   /** Weights arrived on the GPU. The numbers are over all weight files; `cachedBytes` did not come from the network. */
   | { type: "weights"; file: string; loadedBytes: number; totalBytes: number; cachedBytes: number }
+  /** The browser's cache could not keep a file, as when its quota is used up. The load goes on without it. */
+  | { type: "uncached"; file: string; message: string }
   /** The GPU's pipelines are being made. */
   | { type: "compile" };
 

@@ -9,6 +9,8 @@ const prompt = byId("prompt");
 /** @type {Model | undefined} */
 let model;
 let messages = [];
+/** What the load said about the cache, if that failed. */
+let cacheProblem = "";
 /** Ends the load or the answer that is under way. */
 let running;
 
@@ -75,11 +77,12 @@ async function load(signal) {
   const dtype = byId("dtype").value || undefined;
   await model?.dispose();
   model = undefined;
+  cacheProblem = "";
   showLoading();
   try {
     const start = performance.now();
     model = await Model.load(source, { dtype, signal, onProgress: showProgress });
-    byId("progress-text").textContent = `Loaded in ${seconds(performance.now() - start)}.`;
+    byId("progress-text").textContent = `Loaded in ${seconds(performance.now() - start)}. ${cacheProblem}`;
   } catch (error) {
     byId("progress-text").textContent = signal.aborted ? "Cancelled. What was downloaded is kept." : "";
     throw error;
@@ -167,6 +170,7 @@ function showLoading() {
 function showProgress(event) {
   const text = byId("progress-text");
   if (event.type === "file") text.textContent = `Reading ${event.file}…`;
+  if (event.type === "uncached") cacheProblem = `It is not kept in the browser's cache: ${event.message}`;
   if (event.type === "compile") {
     text.textContent = "Preparing the GPU…";
     byId("progress").removeAttribute("value");

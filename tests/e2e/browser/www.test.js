@@ -29,7 +29,7 @@ after(async () => {
 });
 
 /** Opens the page with a double whose steps take `stepMs`; what the page logs as an error fails the test. */
-async function open(t, { path = "/index.html", stepMs = 5, failures = {}, ...context } = {}) {
+async function open(t, { path = "/index.html", stepMs = 5, uncached = false, failures = {}, ...context } = {}) {
   const page = await browser.newPage({ viewport: DESKTOP, ...context });
   const problems = [];
   page.on("pageerror", (error) => problems.push(String(error)));
@@ -41,14 +41,14 @@ async function open(t, { path = "/index.html", stepMs = 5, failures = {}, ...con
   await page.route("**/pkg/jird_bg.wasm", (route) => route.fulfill({ body: Buffer.from(EMPTY_WASM) }));
   await page.goto(site.origin + path);
   await page.evaluate(
-    async ({ stepMs, failures }) => {
+    async ({ stepMs, uncached, failures }) => {
       const { fake } = await import("/pkg/jird.js");
-      fake.stepMs = stepMs;
+      Object.assign(fake, { stepMs, uncached });
       for (const [name, { code, message }] of Object.entries(failures)) {
         fake.failures[name] = Object.assign(new Error(message), { code });
       }
     },
-    { stepMs, failures },
+    { stepMs, uncached, failures },
   );
   return page;
 }
@@ -150,6 +150,12 @@ test("errors are announced, and the question is kept", async (t) => {
   await page.getByRole("button", { name: "Dismiss" }).click();
   await page.keyboard.press("Enter");
   await page.getByText("tokens/s").waitFor();
+});
+
+test("a model that the cache cannot keep loads, and the page says so", async (t) => {
+  const page = await open(t, { uncached: true });
+  await loadModel(page);
+  await page.getByText("not kept in the browser's cache: the quota is used up").waitFor();
 });
 
 test("another model's address is asked for and passed on", async (t) => {

@@ -5,6 +5,8 @@
 export const fake = {
   /** Milliseconds that each step takes. */
   stepMs: 0,
+  /** Whether a load says that it could not be kept in the cache. */
+  uncached: false,
   /** Thrown by the next call of that name, once. */
   failures: {},
   /** The arguments of each call. */
@@ -33,6 +35,9 @@ export class Engine {
       await pause(signal);
       const loadedBytes = (totalBytes * step) / 8;
       onProgress({ type: "weights", file: "model.safetensors", loadedBytes, totalBytes, cachedBytes: 0 });
+    }
+    if (fake.uncached) {
+      onProgress({ type: "uncached", file: "model.safetensors", message: "the quota is used up." });
     }
     failIfAsked("load");
     onProgress({ type: "compile" });

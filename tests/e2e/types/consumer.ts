@@ -53,6 +53,8 @@ function describe(event: LoadProgress): string {
       return event.file;
     case "weights":
       return `${event.loadedBytes - event.cachedBytes} of ${event.totalBytes}`;
+    case "uncached":
+      return event.message;
     case "compile":
       return "compiling";
     default:
