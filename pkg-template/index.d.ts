@@ -50,7 +50,8 @@ export class Model {
 
 /**
  * Where a model's files lie:
- * - the address of the folder with its `config.json`: absolute, or relative to the page and beginning with `./`, `../` or `/`;
+ * - the address of the folder with its `config.json`: absolute, or relative to the page and beginning with `./`,
+ *   `../` or `/`;
  * - a hub id, `"owner/name"` or `"owner/name@revision"`;
  * - the files themselves: a `FileList` of an `<input type="file" multiple>` (or `webkitdirectory`), an array of `File`,
  *   or an object of Blobs by file name.

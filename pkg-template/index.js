@@ -225,8 +225,10 @@ function checkWebGpu() {
   if (globalThis.navigator?.gpu) return;
   const why =
     globalThis.isSecureContext === false
-      ? "this page is not secure, and browsers offer WebGPU to secure pages only. Serve it over https, or open it at localhost."
-      : "this browser offers no WebGPU. Use a current Chrome, Edge, Safari or Firefox with hardware acceleration switched on.";
+      ? "this page is not secure, and browsers offer WebGPU to secure pages only. " +
+        "Serve it over https, or open it at localhost."
+      : "this browser offers no WebGPU. " +
+        "Use a current Chrome, Edge, Safari or Firefox with hardware acceleration switched on.";
   throw new JirdError("no_webgpu", `could not load the model: ${why}`);
 }
 

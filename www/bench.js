@@ -74,8 +74,9 @@ function showRun(number, run) {
   table.hidden = false;
   const row = table.tBodies[0].insertRow();
   const { promptTokens, firstTokenMs, prefillTokensPerSecond, newTokens, decodeTokensPerSecond } = run;
-  const rounded = [firstTokenMs, prefillTokensPerSecond, decodeTokensPerSecond].map((value) => value?.toFixed(1) ?? "–");
-  for (const cell of [number, promptTokens, rounded[0], rounded[1], newTokens, rounded[2]]) {
+  const rounded = (value) => value?.toFixed(1) ?? "–";
+  const prefill = [promptTokens, rounded(firstTokenMs), rounded(prefillTokensPerSecond)];
+  for (const cell of [number, ...prefill, newTokens, rounded(decodeTokensPerSecond)]) {
     row.insertCell().textContent = cell;
   }
 }

@@ -89,8 +89,10 @@ export class Engine {
   }
 }
 
-const WORDS =
-  "A jird is a small and quick desert rodent with a long , furred tail . It digs burrows , stores seeds , and stands up on its hind legs to look around .".split(" ");
+const WORDS = (
+  "A jird is a small and quick desert rodent with a long , furred tail . " +
+  "It digs burrows , stores seeds , and stands up on its hind legs to look around ."
+).split(" ");
 
 class Generation {
   #engine;
