@@ -67,7 +67,7 @@ def wasm_target():
     run("rustup", "target", "add", WASM_TARGET)
 
 
-def cargo_tool(package, version, binary):
+def cargo_tool(package, version, binary, *options):
     """A program from crates.io, in .work/tools/bin. Built to be ready soon rather than to be fast."""
     if version in (output_of(TOOLS / "bin" / binary, "--version") or "").split():
         return
@@ -78,9 +78,15 @@ def cargo_tool(package, version, binary):
         CARGO_PROFILE_RELEASE_CODEGEN_UNITS="16",
         CARGO_PROFILE_RELEASE_DEBUG="0",
     )
-    TOOLS.mkdir(parents=True, exist_ok=True)
+    install = ("cargo", "install", "--quiet", "--root", TOOLS, f"{package}@{version}", *options)
     # From outside the repository, so that none of its settings reach the tool's build.
-    run("cargo", "install", "--quiet", "--locked", "--root", TOOLS, f"{package}@{version}", cwd=TOOLS, env=quick)
+    TOOLS.mkdir(parents=True, exist_ok=True)
+    try:
+        run(*install, "--locked", cwd=TOOLS, env=quick)
+    except Failure:
+        # A lock file can name a version that has been yanked since, or that a mirror lacks.
+        say(f"building {package} as its lock file says failed: trying with newer dependencies")
+        run(*install, cwd=TOOLS, env=quick)
 
 
 def wasm_bindgen():
@@ -89,7 +95,8 @@ def wasm_bindgen():
     requirement = crate if isinstance(crate, str) else crate["version"]
     if not requirement.startswith("="):
         raise Failure(f"Cargo.toml asks for wasm-bindgen {requirement!r}; it must pin one version, as in '=0.2.130'")
-    cargo_tool("wasm-bindgen-cli", requirement[1:], "wasm-bindgen")
+    # Its default features are for talking to drivers over TLS; ours listen on this machine.
+    cargo_tool("wasm-bindgen-cli", requirement[1:], "wasm-bindgen", "--no-default-features")
 
 
 def node_packages(manifest, folder):

@@ -24,6 +24,9 @@ from serve import Server
 # What can be tested alone with --only; a step of no area belongs to the tree as a whole.
 AREAS = {"text": "models that read and write text, and all that stands below them"}
 
+# Rooms that know no GPU: their tests, `room::…` in the crate and tests/ROOM.rs or tests/ROOM_*.rs, run only once.
+GPU_FREE = ("architecture", "checkpoint", "error", "fetch", "text")
+
 # The browser tests have the server's address compiled in; always the same one saves compiling them anew.
 TEST_PORT = 8377
 STEP_SECONDS = 1800
@@ -116,7 +119,9 @@ def steps(origin, full):
     real = {"JIRD_MODELS": str(MODELS), "JIRD_FULL": "1"} if full else {"JIRD_MODELS": str(MODELS)}
     lavapipe = {"VK_ICD_FILENAMES": str(setup.LAVAPIPE_ICD), "JIRD_GPU": "lavapipe"}
     swiftshader = {"VK_ICD_FILENAMES": str(setup.SWIFTSHADER_ICD), "JIRD_GPU": "swiftshader"}
-    gpu_tests = [f"--test={path.stem}" for path in sorted((ROOT / "tests").glob("gpu_*.rs"))]
+    targets = [path.stem for path in sorted((ROOT / "tests").glob("*.rs"))]
+    gpu_targets = [f"--test={target}" for target in targets if target.split("_")[0] not in GPU_FREE]
+    skips = [part for room in GPU_FREE for part in ("--skip", f"{room}::")]
     e2e = ROOT / "tests" / "e2e"
     npm = ("npm", "run", "--silent")
 
@@ -127,7 +132,7 @@ def steps(origin, full):
     yield command("documentation", "cargo", "doc", "--no-deps", RUSTDOCFLAGS="-D warnings")
     native = ("cargo", "test", "--no-fail-fast")
     yield runner("native, lavapipe", CARGO_SUMMARY, *native, area="text", **real, **lavapipe)
-    swift = (*native, "--lib", *gpu_tests)
+    swift = (*native, "--lib", *gpu_targets, "--", *skips)
     yield runner("native, SwiftShader", CARGO_SUMMARY, *swift, area="text", **real, **swiftshader)
     yield browser_tests("Chromium", origin, CHROMEDRIVER=str(setup.CHROMEDRIVER))
     yield browser_tests("Firefox", origin, GECKODRIVER=str(TOOLS / "bin" / "geckodriver"))
