@@ -1,0 +1,38 @@
+#!/usr/bin/env python3
+"""Run the native benches; with --browser, the bench page in headless Chromium instead."""
+
+import argparse
+import json
+import urllib.parse
+
+import browser
+import models
+import pack
+import setup
+from project import Failure, main, run
+from serve import Server
+
+BROWSER_SECONDS = 1800
+
+
+def bench():
+    parser = argparse.ArgumentParser(prog="./run bench", description=__doc__)
+    parser.add_argument("--browser", action="store_true", help="run www/bench.html and print its JSON")
+    parser.add_argument("--model", default="smollm2", choices=models.RECIPES, help="for --browser; default: smollm2")
+    parser.add_argument("--dtype", help="for --browser; default: what suits the checkpoint and the device")
+    options = parser.parse_args()
+    if not options.browser:
+        return run("cargo", "bench")
+    setup.for_browsers()
+    models.make(options.model)
+    pack.build()
+    query = {"model": f"./models/{options.model}"} | ({"dtype": options.dtype} if options.dtype else {})
+    with Server() as server:
+        result = browser.result_of(server, f"bench.html?{urllib.parse.urlencode(query)}", BROWSER_SECONDS)
+    if "error" in result:
+        raise Failure(f"the page reports {result['error']['message']}")
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main(bench)

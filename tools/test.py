@@ -1,0 +1,209 @@
+#!/usr/bin/env python3
+"""Run the whole gate: format, lints, native tests, GPU tests on two software drivers, two browsers, the package.
+
+A step that fails does not stop the later ones. The last line is the sum over all of them: N passed, N failed.
+"""
+
+import argparse
+import dataclasses
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+import typing
+
+import demo
+import models
+import pack
+import setup
+from project import MODELS, ROOT, TOOLS, WASM_TARGET, Failure, environment, main
+from serve import Server
+
+# What can be tested alone with --only; a step of no area belongs to the tree as a whole.
+AREAS = {"text": "models that read and write text, and all that stands below them"}
+
+# Rooms that know no GPU: their tests, `room::…` in the crate and tests/ROOM.rs or tests/ROOM_*.rs, run only once.
+GPU_FREE = ("architecture", "checkpoint", "error", "fetch", "text")
+
+# The browser tests have the server's address compiled in; always the same one saves compiling them anew.
+TEST_PORT = 8377
+STEP_SECONDS = 1800
+BROWSER_TEST_SECONDS = 600
+
+# How the runners sum up: libtest and wasm-bindgen-test, once per test binary, and node --test.
+CARGO_SUMMARY = re.compile(r"^test result: .*?(?P<passed>\d+) passed; (?P<failed>\d+) failed", re.MULTILINE)
+NODE_SUMMARY = re.compile(r"^(?:#|ℹ) (?:pass (?P<passed>\d+)|(?:fail|cancelled) (?P<failed>\d+))$", re.MULTILINE)
+
+
+@dataclasses.dataclass
+class Step:
+    """One line of the report. `work` returns how many tests passed and how many failed."""
+
+    name: str
+    work: typing.Callable[[], tuple[int, int]]
+    area: str | None = None
+
+
+def check(name, work, area=None):
+    """A step that passes or fails as a whole: unless `work` raises a Failure, it has passed."""
+
+    def counted():
+        work()
+        return 1, 0
+
+    return Step(name, counted, area)
+
+
+def command(name, *arguments, area=None, **env):
+    """A check by a command's exit status."""
+
+    def work():
+        status, _ = watched(arguments, env)
+        if status:
+            raise Failure(f"`{' '.join(arguments)}` ended with status {status}")
+
+    return check(name, work, area)
+
+
+def runner(name, summary, *arguments, area=None, cwd=ROOT, **env):
+    """A test runner, whose own summary tells how many tests passed and failed."""
+
+    def work():
+        status, output = watched(arguments, env, cwd)
+        found = list(summary.finditer(output))
+        passed = sum(int(match["passed"] or 0) for match in found)
+        failed = sum(int(match["failed"] or 0) for match in found)
+        if passed + failed == 0:
+            raise Failure(f"`{' '.join(arguments)}` ran no test (status {status})")
+        # A runner that fails beside its tests, as when one binary does not compile, is a failure more.
+        return passed, failed or int(status != 0)
+
+    return Step(name, work, area)
+
+
+def watched(arguments, env, cwd=ROOT):
+    """Run a command, pass its output on line by line, and return its status and output. Ends it when it hangs."""
+    process = subprocess.Popen(
+        arguments,
+        cwd=cwd,
+        env=environment(**env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    limit = threading.Timer(STEP_SECONDS, os.killpg, (process.pid, signal.SIGKILL))
+    limit.start()
+    lines = []
+    try:
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+        return process.wait(), "".join(lines)
+    finally:
+        limit.cancel()
+
+
+def prepare(full):
+    setup.for_tests()
+    for name in models.RECIPES if full else ["smollm2"]:
+        models.make(name)
+
+
+def steps(origin, full):
+    """The gate, in the order in which it is likely to fail soonest."""
+    deny = ("--", "-D", "warnings")
+    real = {"JIRD_MODELS": str(MODELS), "JIRD_FULL": "1"} if full else {"JIRD_MODELS": str(MODELS)}
+    lavapipe = {"VK_ICD_FILENAMES": str(setup.LAVAPIPE_ICD), "JIRD_GPU": "lavapipe"}
+    swiftshader = {"VK_ICD_FILENAMES": str(setup.SWIFTSHADER_ICD), "JIRD_GPU": "swiftshader"}
+    targets = [path.stem for path in sorted((ROOT / "tests").glob("*.rs"))]
+    gpu_targets = [f"--test={target}" for target in targets if target.split("_")[0] not in GPU_FREE]
+    skips = [part for room in GPU_FREE for part in ("--skip", f"{room}::")]
+    e2e = ROOT / "tests" / "e2e"
+    npm = ("npm", "run", "--silent")
+
+    yield check("set-up", lambda: prepare(full))
+    yield command("format", "cargo", "fmt", "--all", "--check")
+    yield command("lints, native", "cargo", "clippy", "--all-targets", *deny)
+    yield command("lints, wasm", "cargo", "clippy", "--all-targets", f"--target={WASM_TARGET}", *deny)
+    yield command("documentation", "cargo", "doc", "--no-deps", RUSTDOCFLAGS="-D warnings")
+    native = ("cargo", "test", "--no-fail-fast")
+    yield runner("native, lavapipe", CARGO_SUMMARY, *native, area="text", **real, **lavapipe)
+    swift = (*native, "--lib", *gpu_targets, "--", *skips)
+    yield runner("native, SwiftShader", CARGO_SUMMARY, *swift, area="text", **real, **swiftshader)
+    yield browser_tests("Chromium", origin, CHROMEDRIVER=str(setup.CHROMEDRIVER))
+    yield browser_tests("Firefox", origin, GECKODRIVER=str(TOOLS / "bin" / "geckodriver"))
+    yield runner("JavaScript surface", NODE_SUMMARY, *npm, "unit", area="text", cwd=e2e)
+    yield check("package", pack.build)
+    yield check("package sizes", pack.check_sizes)
+    yield command("package types", *npm, "types", f"--prefix={e2e}")
+    yield end_to_end(e2e)
+    yield check("demo", demo.check, area="text")
+
+
+def browser_tests(name, origin, **driver):
+    return runner(
+        f"browser tests, {name}",
+        CARGO_SUMMARY,
+        *("cargo", "test", "--no-fail-fast", f"--target={WASM_TARGET}", "--test=browser"),
+        area="text",
+        CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUNNER="wasm-bindgen-test-runner",
+        WASM_BINDGEN_TEST_TIMEOUT=str(BROWSER_TEST_SECONDS),
+        JIRD_TEST_ORIGIN=origin,
+        **driver,
+    )
+
+
+def end_to_end(folder):
+    """The tests of the packed tarball in a real browser; it is packed when the step's turn comes."""
+
+    def work():
+        pack.build()
+        tarball = str(pack.tarball())
+        step = runner("", NODE_SUMMARY, "npm", "run", "--silent", "browser", cwd=folder, JIRD_TARBALL=tarball)
+        return step.work()
+
+    return Step("package in Chromium", work, "text")
+
+
+def execute(step):
+    """Run a step and report it; (passed, failed)."""
+    print(f"\n=== {step.name}", flush=True)
+    began = time.monotonic()
+    try:
+        passed, failed = step.work()
+    except Failure as failure:
+        print(f"error: {failure}", flush=True)
+        passed, failed = 0, 1
+    seconds = time.monotonic() - began
+    verdict = "FAIL" if failed else "ok"
+    return f"{verdict:4} {step.name:24} {passed:5} passed {failed:4} failed {seconds:6.0f} s", passed, failed
+
+
+def serve_models():
+    try:
+        return Server(TEST_PORT)
+    except OSError:  # somebody else's run has it; this one then compiles the browser tests for another port
+        return Server()
+
+
+def test():
+    parser = argparse.ArgumentParser(prog="./run test", description=__doc__)
+    parser.add_argument("--full", action="store_true", help="with every real model, and tests that take long")
+    areas = ", ".join(f"{name} ({what})" for name, what in AREAS.items())
+    parser.add_argument("--only", choices=AREAS, metavar="AREA", help=f"only the tests of one area: {areas}")
+    options = parser.parse_args()
+    with serve_models() as server:
+        chosen = [s for s in steps(server.origin, options.full) if options.only in (None, s.area) or s.name == "set-up"]
+        results = [execute(step) for step in chosen]
+    print("\n" + "\n".join(line for line, _, _ in results))
+    passed, failed = sum(r[1] for r in results), sum(r[2] for r in results)
+    print(f"{passed} passed, {failed} failed")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    main(test)
