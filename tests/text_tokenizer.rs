@@ -60,13 +60,20 @@ impl Pair {
     fn check_ids(&self, ids: &[u32]) {
         for skip_special in [true, false] {
             let text = self.ours.decode(ids, skip_special);
-            let expected = self.reference.decode(ids, skip_special).unwrap();
+            let expected = self.reference.decode(&self.without_overlooked(ids, skip_special), skip_special).unwrap();
             assert_eq!(text, expected, "{} decodes {ids:?} (skip_special {skip_special})", self.name);
             let mut stream = StreamDecoder::new(self.ours.clone(), skip_special);
             let mut streamed: String = ids.iter().map(|&id| stream.push(id)).collect();
             streamed.push_str(&stream.finish());
             assert_eq!(streamed, text, "{} streams {ids:?}", self.name);
         }
+    }
+
+    /// The reference overlooks special tokens flagged `normalized` when it skips special tokens; we do not.
+    fn without_overlooked(&self, ids: &[u32], skip_special: bool) -> Vec<u32> {
+        let added = self.reference.get_added_tokens_decoder();
+        let is_overlooked = |id| added.get(id).is_some_and(|token| token.special && token.normalized);
+        ids.iter().filter(|id| !skip_special || !is_overlooked(id)).copied().collect()
     }
 
     /// A tenth of the ids are special or otherwise low, where the byte tokens lie.

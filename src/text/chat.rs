@@ -1,1 +1,0 @@
-pub struct ChatTemplate; pub struct RenderOptions;
