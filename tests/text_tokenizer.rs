@@ -17,12 +17,70 @@ const KINDS: [&str; 9] =
 
 /// Stretches that tokenizers are known to trip over.
 const STRETCHES: [&str; 64] = [
-    " ", "  ", "   ", "\t", "\n", "\n\n", "\n\n\n", "\r\n", "\u{A0}", "\u{3000}", "\u{200B}", "\u{85}", "▁", "▁▁",
-    "a", "Hello", " world", "jird", "jirds", "it's", "WE'LL", "'ſ", "don’t", "ab12cd", "7", "1234567", "½Ⅷ①", "٣٤",
-    "The quick brown rodent", "é", "e\u{301}", "A\u{30A}", "ﬁ", "İ", "ß", "ΟΔΥΣΣΕΥΣ", "沙漠里的老鼠", "砂漠のネズミ",
-    "사막의 쥐", "한", "สวัสดี", "नमस्ते", "مرحبا", "👩‍👩‍👧‍👦", "👍🏽", "🇩🇪", "❤️‍🔥",
-    "\u{FFFD}", "\u{FEFF}", "\u{0}", "\u{7F}", "<p class=\"x\">", "</table>", "<table>", "{\"a\": [1, 2]}",
-    "<|im_end|>", "<|endoftext|>", "<s>", "</s>", "<|eot_id|>", "[INST]", "<left>", " <mask> ", "<mask>",
+    " ",
+    "  ",
+    "   ",
+    "\t",
+    "\n",
+    "\n\n",
+    "\n\n\n",
+    "\r\n",
+    "\u{A0}",
+    "\u{3000}",
+    "\u{200B}",
+    "\u{85}",
+    "▁",
+    "▁▁",
+    "a",
+    "Hello",
+    " world",
+    "jird",
+    "jirds",
+    "it's",
+    "WE'LL",
+    "'ſ",
+    "don’t",
+    "ab12cd",
+    "7",
+    "1234567",
+    "½Ⅷ①",
+    "٣٤",
+    "The quick brown rodent",
+    "é",
+    "e\u{301}",
+    "A\u{30A}",
+    "ﬁ",
+    "İ",
+    "ß",
+    "ΟΔΥΣΣΕΥΣ",
+    "沙漠里的老鼠",
+    "砂漠のネズミ",
+    "사막의 쥐",
+    "한",
+    "สวัสดี",
+    "नमस्ते",
+    "مرحبا",
+    "👩‍👩‍👧‍👦",
+    "👍🏽",
+    "🇩🇪",
+    "❤️‍🔥",
+    "\u{FFFD}",
+    "\u{FEFF}",
+    "\u{0}",
+    "\u{7F}",
+    "<p class=\"x\">",
+    "</table>",
+    "<table>",
+    "{\"a\": [1, 2]}",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<s>",
+    "</s>",
+    "<|eot_id|>",
+    "[INST]",
+    "<left>",
+    " <mask> ",
+    "<mask>",
 ];
 
 struct Pair {
@@ -52,7 +110,12 @@ impl Pair {
             let reference = if parse_special { &self.reference } else { &self.reference_plain };
             let expected = reference.encode_fast(text, add_special_tokens).unwrap();
             let ids = self.encode(text, add_special_tokens, parse_special);
-            assert_eq!(ids, expected.get_ids(), "{} encodes {text:?} (parse_special {parse_special})", self.name);
+            assert_eq!(
+                ids,
+                expected.get_ids(),
+                "{} encodes {text:?} (parse_special {parse_special})",
+                self.name
+            );
             self.check_ids(&ids);
         }
     }
@@ -60,7 +123,8 @@ impl Pair {
     fn check_ids(&self, ids: &[u32]) {
         for skip_special in [true, false] {
             let text = self.ours.decode(ids, skip_special);
-            let expected = self.reference.decode(&self.without_overlooked(ids, skip_special), skip_special).unwrap();
+            let expected =
+                self.reference.decode(&self.without_overlooked(ids, skip_special), skip_special).unwrap();
             assert_eq!(text, expected, "{} decodes {ids:?} (skip_special {skip_special})", self.name);
             let mut stream = StreamDecoder::new(self.ours.clone(), skip_special);
             let mut streamed: String = ids.iter().map(|&id| stream.push(id)).collect();
@@ -171,7 +235,10 @@ fn a_long_word_encodes_as_in_the_reference_and_in_no_time() {
 fn tokens_and_ids_answer_to_each_other() {
     for pair in pairs() {
         for id in 0..pair.ours.vocab_size() {
-            assert_eq!(pair.ours.token(id), pair.reference.id_to_token(id).as_deref().map(|_| pair.ours.token(id).unwrap()));
+            assert_eq!(
+                pair.ours.token(id),
+                pair.reference.id_to_token(id).as_deref().map(|_| pair.ours.token(id).unwrap())
+            );
             if let Some(token) = pair.ours.token(id) {
                 assert_eq!(pair.ours.id_of(token), pair.reference.token_to_id(token), "{token:?}");
             }
@@ -239,8 +306,15 @@ fn the_small_file_of_the_next_test_is_sound() {
 
 #[test]
 fn files_that_cannot_be_used_are_typed_errors() {
-    let nested = format!("{}{{\"type\":\"NFC\"}}{}", r#"{"type":"Sequence","normalizers":["#.repeat(500), "]}".repeat(500));
-    let long_regex = format!(r#"{{"type":"Split","pattern":{{"Regex":"{}"}},"behavior":"Isolated","invert":false}}"#, "a?".repeat(10_000));
+    let nested = format!(
+        "{}{{\"type\":\"NFC\"}}{}",
+        r#"{"type":"Sequence","normalizers":["#.repeat(500),
+        "]}".repeat(500)
+    );
+    let long_regex = format!(
+        r#"{{"type":"Split","pattern":{{"Regex":"{}"}},"behavior":"Isolated","invert":false}}"#,
+        "a?".repeat(10_000)
+    );
     let big_regex = r#"{"type":"Split","pattern":{"Regex":"((\\p{L}{500}){500}){500}"},"behavior":"Isolated","invert":false}"#;
     let bad_regex = r#"{"type":"Split","pattern":{"Regex":"(a"},"behavior":"Isolated","invert":false}"#;
     let cases: &[(&str, &str, Code, &str)] = &[
@@ -281,7 +355,11 @@ fn files_that_cannot_be_used_are_typed_errors() {
         assert!(error.to_string().contains(word), "{part} {json:.80}: {error}");
     }
     for damaged in ["", "{", "[]", "{}", "\u{FEFF}{}", r#"{"model":{}}"#] {
-        assert_eq!(Tokenizer::from_json(damaged.as_bytes()).unwrap_err().code(), Code::Tokenizer, "{damaged:?}");
+        assert_eq!(
+            Tokenizer::from_json(damaged.as_bytes()).unwrap_err().code(),
+            Code::Tokenizer,
+            "{damaged:?}"
+        );
     }
     assert_eq!(Tokenizer::from_json(b"{\"model\":\"\xFF\"}").unwrap_err().code(), Code::Tokenizer);
 }

@@ -49,7 +49,15 @@ pub struct GenerateOptions {
 
 impl Default for GenerateOptions {
     fn default() -> Self {
-        Self { max_tokens: None, temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0, stop: Vec::new() }
+        Self {
+            max_tokens: None,
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+            stop: Vec::new(),
+        }
     }
 }
 

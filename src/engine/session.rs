@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use crate::error::Result;
-use crate::gpu::{Buffer, Gpu, Readback};
+use crate::gpu::{Gpu, Readback};
 use crate::kernels::Step;
 use crate::models::{State, TextModel};
 use crate::nn::Sampler;
@@ -84,7 +84,13 @@ impl Session {
         self.submit(model, PlanKey { rows: 1, sampler: Some(sampler) }, 1, sampling)
     }
 
-    fn submit(&mut self, model: &dyn TextModel, key: PlanKey, count: u32, sampling: Step) -> Result<Readback> {
+    fn submit(
+        &mut self,
+        model: &dyn TextModel,
+        key: PlanKey,
+        count: u32,
+        sampling: Step,
+    ) -> Result<Readback> {
         let plan = self.plan(model, key)?;
         let readback = match self.readbacks.pop() {
             Some(readback) => readback,
@@ -123,10 +129,5 @@ impl Session {
     /// Dispatches of one greedy decode step.
     pub fn decode_plan(&mut self, model: &dyn TextModel) -> Result<Rc<Plan>> {
         self.plan(model, PlanKey { rows: 1, sampler: Some(Sampler::Greedy) })
-    }
-
-    /// The buffer from which the next step takes its token.
-    pub fn tokens(&self) -> &Rc<Buffer> {
-        &self.state.inputs.tokens
     }
 }

@@ -45,7 +45,12 @@ impl Sizes {
     pub fn check(&self) -> Result<()> {
         let whole = |size: u32, multiple: u32| size > 0 && size <= MAX_SIZE && size.is_multiple_of(multiple);
         require(whole(self.hidden_size, 4), "hidden_size", "a multiple of 4", self.hidden_size)?;
-        require(whole(self.intermediate_size, 4), "intermediate_size", "a multiple of 4", self.intermediate_size)?;
+        require(
+            whole(self.intermediate_size, 4),
+            "intermediate_size",
+            "a multiple of 4",
+            self.intermediate_size,
+        )?;
         require(whole(self.vocab_size, 1), "vocab_size", "1 to 1048576", self.vocab_size)?;
         let layers = self.num_hidden_layers;
         require((1..=MAX_LAYERS).contains(&layers), "num_hidden_layers", "1 to 1024", layers)?;

@@ -129,7 +129,8 @@ impl Llama {
         let sizes = config.sizes()?;
         let norm = NormKernel { eps: config.rms_norm_eps, unit_offset: false };
         let parameters = config.rope_parameters.as_ref().or(config.rope_scaling.as_ref()).cloned();
-        let rope = parameters.unwrap_or_default().rope(config.rope_theta.unwrap_or(10_000.0), sizes.head_dim)?;
+        let rope =
+            parameters.unwrap_or_default().rope(config.rope_theta.unwrap_or(10_000.0), sizes.head_dim)?;
         let prefix = config::prefix(loader);
         let table = [(format!("{prefix}embed_tokens.weight"), sizes.vocab_size)];
         let embed_tokens = Embedding { weight: loader.stacked(&table, sizes.hidden_size)?, scale: 1.0 };

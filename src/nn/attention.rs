@@ -68,8 +68,17 @@ impl Attention {
         plan.op(append, operands);
 
         let out = plan.value("attention", m, heads * head_dim);
-        let attention =
-            kernels::Attention { m, heads, kv_heads, head_dim, context, scale, causal: true, window, subgroup_min };
+        let attention = kernels::Attention {
+            m,
+            heads,
+            kv_heads,
+            head_dim,
+            context,
+            scale,
+            causal: true,
+            window,
+            subgroup_min,
+        };
         let mut operands = vec![step, q.into()];
         operands.extend(caches);
         operands.push(out.into());

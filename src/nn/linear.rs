@@ -68,7 +68,11 @@ impl Linear {
         for shard in self.weight.shards() {
             let kernel = self.gemv(plan, shard.rows.len() as u32, Input::Plain, Output::AddResidual);
             let mut operands = self.weight.operands(shard);
-            operands.extend([x.into(), Operand::Tail(residual, shard.rows.start), Operand::Tail(y, shard.rows.start)]);
+            operands.extend([
+                x.into(),
+                Operand::Tail(residual, shard.rows.start),
+                Operand::Tail(y, shard.rows.start),
+            ]);
             plan.op(kernel, operands);
         }
         Some(y)
@@ -112,43 +116,29 @@ impl Linear {
         y
     }
 
-    /// One product per shard and part into the part's columns of `y`.
     fn gemv_parts(&self, plan: &mut PlanBuilder, source: &Source, y: Value) {
-        let mut first = true;
-        for shard in self.weight.shards() {
-            let rows = shard.rows.len() as u32;
-            // A single shard holds its parts as `y` does, one after the other.
-            let whole = self.weight.shards().len() == 1;
-            for part in 0..if whole { 1 } else { self.weight.parts() } {
-                let input = if first { source.input } else { source.input.without_residual() };
-                let (rows, mut operands) = if whole {
-                    (rows * self.weight.parts(), self.weight.operands(shard))
-                } else {
-                    (rows, self.weight.part_operands(shard, part))
-                };
-                operands.extend(source.operands.iter().cloned());
-                operands.push(Operand::Tail(y, part * self.weight.rows + shard.rows.start));
-                operands.extend(source.updated.filter(|_| first).map(Operand::Value));
-                plan.op(self.gemv(plan, rows, input, Output::Plain), operands);
-                first = false;
-            }
+        for (index, block) in self.weight.blocks().into_iter().enumerate() {
+            let input = if index == 0 { source.input } else { source.input.without_residual() };
+            let mut operands = block.operands;
+            operands.extend(source.operands.iter().cloned());
+            operands.push(Operand::Tail(y, block.first_row));
+            operands.extend(source.updated.filter(|_| index == 0).map(Operand::Value));
+            plan.op(self.gemv(plan, block.rows, input, Output::Plain), operands);
         }
     }
 
     fn matmul(&self, plan: &mut PlanBuilder, x: Value, y: Value) {
-        for shard in self.weight.shards() {
-            for part in 0..self.weight.parts() {
-                let kernel = Matmul {
-                    format: self.weight.format,
-                    m: x.rows,
-                    rows: shard.rows.len() as u32,
-                    columns: self.weight.columns,
-                    y_stride: y.columns,
-                };
-                let mut operands = self.weight.part_operands(shard, part);
-                operands.extend([x.into(), Operand::Tail(y, part * self.weight.rows + shard.rows.start)]);
-                plan.op(kernel, operands);
-            }
+        for block in self.weight.blocks() {
+            let kernel = Matmul {
+                format: self.weight.format,
+                m: x.rows,
+                rows: block.rows,
+                columns: self.weight.columns,
+                y_stride: y.columns,
+            };
+            let mut operands = block.operands;
+            operands.extend([x.into(), Operand::Tail(y, block.first_row)]);
+            plan.op(kernel, operands);
         }
     }
 

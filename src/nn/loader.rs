@@ -114,7 +114,13 @@ impl<'a> Loader<'a> {
     }
 
     /// `places` are (name, rows, part, first row in the part).
-    fn matrix(&mut self, places: &[(&str, u32, u32, u32)], parts: u32, rows: u32, columns: u32) -> Result<Rc<Weight>> {
+    fn matrix(
+        &mut self,
+        places: &[(&str, u32, u32, u32)],
+        parts: u32,
+        rows: u32,
+        columns: u32,
+    ) -> Result<Rc<Weight>> {
         let infos: Vec<&TensorInfo> = places
             .iter()
             .map(|(name, rows, ..)| self.tensor(name, &[*rows as usize, columns as usize]))

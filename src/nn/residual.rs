@@ -53,12 +53,8 @@ impl Residual {
         let y = plan.value("normed", self.value.rows, self.value.columns);
         operands.push(y.into());
         operands.extend(updated.map(Operand::Value));
-        let kernel = RmsNormKernel {
-            input,
-            m: y.rows,
-            columns: y.columns,
-            subgroup_min: plan.subgroup_min(),
-        };
+        let kernel =
+            RmsNormKernel { input, m: y.rows, columns: y.columns, subgroup_min: plan.subgroup_min() };
         plan.op(kernel, operands);
         y
     }

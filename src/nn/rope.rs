@@ -15,7 +15,8 @@ pub struct Rope {
 impl Rope {
     /// `f_i = theta^(−2i/head_dim)`
     pub fn new(theta: f64, head_dim: u32) -> Self {
-        let frequencies = (0..head_dim / 2).map(|i| theta.powf(-2.0 * f64::from(i) / f64::from(head_dim)) as f32);
+        let frequencies =
+            (0..head_dim / 2).map(|i| theta.powf(-2.0 * f64::from(i) / f64::from(head_dim)) as f32);
         Self { frequencies: frequencies.collect() }
     }
 
@@ -27,7 +28,13 @@ impl Rope {
 
     /// Llama 3's scaling: wavelengths above `original / low_freq_factor` are stretched by `factor`, those
     /// below `original / high_freq_factor` kept, and those between blended.
-    pub fn scaled_llama3(mut self, factor: f32, low_freq_factor: f32, high_freq_factor: f32, original: f32) -> Self {
+    pub fn scaled_llama3(
+        mut self,
+        factor: f32,
+        low_freq_factor: f32,
+        high_freq_factor: f32,
+        original: f32,
+    ) -> Self {
         for frequency in &mut self.frequencies {
             let turns = original * *frequency / std::f32::consts::TAU;
             let blend = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);

@@ -21,6 +21,16 @@ pub(super) struct Shard {
     scales: Option<Rc<Buffer>>,
 }
 
+/// A run of rows of the stacked parts, as kernels take it.
+pub(super) struct Block {
+    /// Its first row in the stack.
+    pub first_row: u32,
+    /// Rows.
+    pub rows: u32,
+    /// The weight operands.
+    pub operands: Vec<Operand>,
+}
+
 /// `parts` matrices `[rows, columns]` of one format. With two parts (gate and up) each shard holds the same
 /// rows of both, first those of the one, then those of the other.
 #[derive(Debug)]
@@ -56,10 +66,15 @@ impl Weight {
         let limit = gpu.capabilities().max_binding_bytes.min(gpu.capabilities().max_buffer_bytes);
         let fitting = u32::try_from(limit / row_bytes).unwrap_or(u32::MAX);
         let per_shard = if fitting >= rows { rows } else { fitting / SHARD_ROWS * SHARD_ROWS };
-        if per_shard == 0 {
+        // Results of shards and parts meet at multiples of SHARD_ROWS.
+        let is_cut = per_shard < rows;
+        if per_shard == 0 || (is_cut && parts > 1 && !rows.is_multiple_of(SHARD_ROWS)) {
             return Err(Error::new(Code::OutOfMemory, format!("put {label} on the GPU"))
-                .expected(format!("{SHARD_ROWS} rows within {limit} bytes"))
-                .got(format!("{row_bytes} bytes a row")));
+                .expected(format!(
+                    "{rows} rows within bindings of {limit} bytes, or a multiple of {SHARD_ROWS} rows"
+                ))
+                .got(format!("{row_bytes} bytes a row"))
+                .remedy("Choose a smaller dtype such as \"q4\"."));
         }
         let shards = (0..rows)
             .step_by(per_shard as usize)
@@ -87,7 +102,8 @@ impl Weight {
             if begin >= end {
                 continue;
             }
-            let slice = |bytes: usize| (begin - first_row) as usize * bytes..(end - first_row) as usize * bytes;
+            let slice =
+                |bytes: usize| (begin - first_row) as usize * bytes..(end - first_row) as usize * bytes;
             let row = u64::from(shard.row_of(part, begin));
             gpu.write(&shard.codes, row * code_bytes as u64, &codes[slice(code_bytes)]);
             if let Some(buffer) = &shard.scales {
@@ -101,19 +117,34 @@ impl Weight {
         std::iter::once(&shard.codes).chain(&shard.scales).map(Operand::whole).collect()
     }
 
+    /// The stacked parts `[parts · rows, columns]` as runs of rows that lie together.
+    pub(super) fn blocks(&self) -> Vec<Block> {
+        if let [shard] = self.shards.as_slice() {
+            let rows = self.parts * self.rows;
+            return vec![Block { first_row: 0, rows, operands: self.operands(shard) }];
+        }
+        let parts = 0..self.parts;
+        let block = |shard: &Shard, part: u32| Block {
+            first_row: part * self.rows + shard.rows.start,
+            rows: shard.rows.len() as u32,
+            operands: self.part_operands(shard, part),
+        };
+        self.shards.iter().flat_map(|shard| parts.clone().map(move |part| block(shard, part))).collect()
+    }
+
     /// A shard's rows of one part, as the weight operands of a kernel.
-    pub(super) fn part_operands(&self, shard: &Shard, part: u32) -> Vec<Operand> {
-        let rows = shard.rows.len() as u64;
+    fn part_operands(&self, shard: &Shard, part: u32) -> Vec<Operand> {
+        let columns = self.columns as usize;
         let range = |row_bytes: usize| {
-            let bytes = rows * row_bytes as u64;
+            let bytes = (shard.rows.len() * row_bytes) as u64;
             u64::from(part) * bytes..u64::from(part + 1) * bytes
         };
-        let columns = self.columns as usize;
-        let mut operands = vec![Operand::Buffer(shard.codes.clone(), range(self.format.code_bytes(columns)))];
-        operands.extend(
-            shard.scales.iter().map(|scales| Operand::Buffer(scales.clone(), range(self.format.scale_bytes(columns)))),
-        );
-        operands
+        let codes = Operand::Buffer(shard.codes.clone(), range(self.format.code_bytes(columns)));
+        let scales = shard
+            .scales
+            .iter()
+            .map(|scales| Operand::Buffer(scales.clone(), range(self.format.scale_bytes(columns))));
+        std::iter::once(codes).chain(scales).collect()
     }
 }
 

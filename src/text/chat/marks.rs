@@ -93,7 +93,9 @@ impl<'a> Marks<'a> {
         match value {
             Value::String(text) => Value::String(self.marked_text(text)),
             Value::Array(items) => items.iter().map(|item| self.marked(item)).collect(),
-            Value::Object(fields) => fields.iter().map(|(name, value)| self.marked_field(name, value)).collect(),
+            Value::Object(fields) => {
+                fields.iter().map(|(name, value)| self.marked_field(name, value)).collect()
+            }
             Value::Null | Value::Bool(_) | Value::Number(_) => value.clone(),
         }
     }

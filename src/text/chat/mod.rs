@@ -141,8 +141,11 @@ impl ChatTemplate {
 
     /// The variables of the template, later ones over earlier ones as in transformers.
     fn variables(&self, messages: &serde_json::Value, options: &RenderOptions) -> Value {
-        let mut variables: BTreeMap<String, Value> =
-            self.special_tokens.iter().map(|(name, token)| (name.clone(), Value::from(token.as_str()))).collect();
+        let mut variables: BTreeMap<String, Value> = self
+            .special_tokens
+            .iter()
+            .map(|(name, token)| (name.clone(), Value::from(token.as_str())))
+            .collect();
         if let Some(now) = options.now {
             let strftime_now = Value::from_function(move |format: &str| now.format(format));
             variables.insert("strftime_now".into(), strftime_now);
@@ -190,10 +193,10 @@ fn environment() -> Result<Environment<'static>> {
 /// `{% generation %}` marks the assistant's words for training and prints nothing: a block that always is.
 fn without_generation_tags(source: &str) -> Result<String> {
     let failed = |e| Error::new(Code::Template, "read the chat template").because(e);
-    let tags = [(r"(\{%[-+]?\s*)generation(\s*[-+]?%\})", "${1}if true${2}"), (
-        r"(\{%[-+]?\s*)endgeneration(\s*[-+]?%\})",
-        "${1}endif${2}",
-    )];
+    let tags = [
+        (r"(\{%[-+]?\s*)generation(\s*[-+]?%\})", "${1}if true${2}"),
+        (r"(\{%[-+]?\s*)endgeneration(\s*[-+]?%\})", "${1}endif${2}"),
+    ];
     let mut source = Cow::Borrowed(source);
     for (tag, block) in tags {
         let tag = Regex::new(tag).map_err(failed)?;

@@ -1,9 +1,8 @@
 //! Reading `tokenizer.json`. The two large tables are read as streams; everything else is small, and checked
 //! to be small before it is read.
 
-
-use serde::de::{DeserializeOwned, DeserializeSeed};
 use serde::Deserialize;
+use serde::de::{DeserializeOwned, DeserializeSeed};
 use serde_json::value::RawValue;
 
 use super::Tokenizer;
@@ -131,7 +130,10 @@ fn read_model(raw: &RawValue) -> Result<Model<'_>> {
     }
     let affixes = [&model.continuing_subword_prefix, &model.end_of_word_suffix];
     if let Some(affix) = affixes.into_iter().flatten().find(|affix| !affix.is_empty()) {
-        return Err(unsupported("no continuing_subword_prefix and no end_of_word_suffix", format!("{affix:?}")));
+        return Err(unsupported(
+            "no continuing_subword_prefix and no end_of_word_suffix",
+            format!("{affix:?}"),
+        ));
     }
     Ok(model)
 }
@@ -146,9 +148,9 @@ fn build_bpe(model: &Model<'_>, vocab: Vocab, added: &AddedTokens) -> Result<Bpe
             Some(id.ok_or_else(|| wrong("the unk_token among the tokens", format!("{token:?}")))?)
         }
     };
-    let byte_fallback = model.byte_fallback.then(|| {
-        Box::new(std::array::from_fn(|byte| vocab.id_of(&format!("<0x{byte:02X}>"))))
-    });
+    let byte_fallback = model
+        .byte_fallback
+        .then(|| Box::new(std::array::from_fn(|byte| vocab.id_of(&format!("<0x{byte:02X}>")))));
     Ok(Bpe {
         merges,
         unk,
@@ -185,7 +187,10 @@ fn read_added_tokens(
 fn check_added_token(token: &AddedToken, vocab: &Vocab) -> Result<()> {
     let AddedToken { id, content, .. } = token;
     if content.len() > MAX_ADDED_TOKEN {
-        return Err(wrong(format!("added tokens of at most {MAX_ADDED_TOKEN} bytes"), content.len().to_string()));
+        return Err(wrong(
+            format!("added tokens of at most {MAX_ADDED_TOKEN} bytes"),
+            content.len().to_string(),
+        ));
     }
     if *id >= MAX_ID {
         return Err(wrong(format!("added tokens with ids below {MAX_ID}"), id.to_string()));
@@ -195,7 +200,9 @@ fn check_added_token(token: &AddedToken, vocab: &Vocab) -> Result<()> {
         (Some(other), _) if other != *id => {
             Err(wrong(format!("the id {other} for {content:?}, as the vocab has it"), id.to_string()))
         }
-        (None, Some(other)) => Err(wrong(format!("{other:?} for the id {id}, as the vocab has it"), format!("{content:?}"))),
+        (None, Some(other)) => {
+            Err(wrong(format!("{other:?} for the id {id}, as the vocab has it"), format!("{content:?}")))
+        }
         _ => Ok(()),
     }
 }

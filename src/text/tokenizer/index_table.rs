@@ -98,7 +98,8 @@ mod tests {
     #[test]
     fn refuses_keys_that_all_collide() {
         let mut table = IndexTable::with_capacity(3 * MAX_PROBES);
-        let refused = (0..2 * MAX_PROBES as u32).find(|&n| table.insert(0, n, |i| i == n) == Inserted::Crowded);
+        let refused =
+            (0..2 * MAX_PROBES as u32).find(|&n| table.insert(0, n, |i| i == n) == Inserted::Crowded);
         assert_eq!(refused, Some(MAX_PROBES as u32));
     }
 }

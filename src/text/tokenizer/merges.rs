@@ -117,7 +117,8 @@ impl<'de> Visitor<'de> for MergeSeed<'_> {
 
     fn visit_str<E: serde::de::Error>(self, merge: &str) -> Result<Merge, E> {
         let parts = merge.split_once(' ').filter(|(_, right)| !right.contains(' '));
-        let (left, right) = parts.ok_or_else(|| E::custom(format!("expected one space in the merge {merge:?}")))?;
+        let (left, right) =
+            parts.ok_or_else(|| E::custom(format!("expected one space in the merge {merge:?}")))?;
         self.joined.push_str(left);
         self.joined.push_str(right);
         self.merge(id_of(self.vocab, left)?, id_of(self.vocab, right)?)

@@ -96,7 +96,8 @@ impl Tokenizer {
         }
         let mut scratch = Scratch::default();
         for part in self.added.split_raw(text, specials) {
-            let are_specials_allowed = !matches!((&part, specials), (Part::Plain(_), _) | (_, Specials::None));
+            let are_specials_allowed =
+                !matches!((&part, specials), (Part::Plain(_), _) | (_, Specials::None));
             match part {
                 Part::Token(id) => ids.push(id),
                 Part::Text(range) | Part::Plain(range) => {
