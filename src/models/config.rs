@@ -63,12 +63,12 @@ impl Sizes {
         require(divides, "num_attention_heads", "a multiple of num_key_value_heads, at most 1024", heads)
     }
 
-    /// Columns of the stacked query, key and value projections.
+    /// Rows of the query projection.
     pub fn q_columns(&self) -> u32 {
         self.num_attention_heads * self.head_dim
     }
 
-    /// Columns of the key projection, and of the value projection.
+    /// Rows of the key projection, and of the value projection.
     pub fn kv_columns(&self) -> u32 {
         self.num_key_value_heads * self.head_dim
     }

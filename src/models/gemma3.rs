@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value as Json;
 
 use super::config::{self, RopeParameters, Sizes, require};
-use super::{Dimensions, State, TextModel};
+use super::{Dimensions, State, TextModel, blocks};
 use crate::error::Result;
 use crate::kernels::{Activation, NormKernel};
 use crate::nn::{Attention, Embedding, GatedMlp, Linear, Loader, Residual, RmsNorm};
@@ -142,25 +142,17 @@ impl Layer {
         loader: &mut Loader<'_>,
     ) -> Result<Self> {
         let kernel = NormKernel { eps: config.rms_norm_eps, unit_offset: true };
-        let (hidden, intermediate) = (sizes.hidden_size, sizes.intermediate_size);
-        let (q, kv) = (sizes.q_columns(), sizes.kv_columns());
         let tensor = |part: &str| format!("{name}.{part}.weight");
-        let qkv = [
-            (tensor("self_attn.q_proj"), q),
-            (tensor("self_attn.k_proj"), kv),
-            (tensor("self_attn.v_proj"), kv),
-        ];
-        let gate_up = [tensor("mlp.gate_proj"), tensor("mlp.up_proj")];
         let q_norm = loader.norm(tensor("self_attn.q_norm"), sizes.head_dim, kernel)?;
         let k_norm = loader.norm(tensor("self_attn.k_norm"), sizes.head_dim, kernel)?;
-        let mut norm = |part: &str| loader.norm(tensor(part), hidden, kernel);
+        let mut norm = |part: &str| loader.norm(tensor(part), sizes.hidden_size, kernel);
         Ok(Self {
             layer_type,
             input_layernorm: norm("input_layernorm")?,
             post_attention_layernorm: norm("post_attention_layernorm")?,
             pre_feedforward_layernorm: norm("pre_feedforward_layernorm")?,
             post_feedforward_layernorm: norm("post_feedforward_layernorm")?,
-            qkv_proj: Linear::new(loader.stacked(&qkv, hidden)?),
+            qkv_proj: blocks::qkv_proj(sizes, name, loader)?,
             attention: Attention {
                 heads: sizes.num_attention_heads,
                 kv_heads: sizes.num_key_value_heads,
@@ -169,12 +161,9 @@ impl Layer {
                 window: (layer_type == LayerType::SlidingAttention).then_some(config.sliding_window),
                 qk_norm: Some([q_norm, k_norm]),
             },
-            o_proj: Linear::new(loader.stacked(&[(tensor("self_attn.o_proj"), hidden)], q)?),
-            mlp: GatedMlp {
-                gate_up: Linear::new(loader.parts(&gate_up, intermediate, hidden)?),
-                activation: Activation::GeluTanh,
-            },
-            down_proj: Linear::new(loader.stacked(&[(tensor("mlp.down_proj"), hidden)], intermediate)?),
+            o_proj: blocks::o_proj(sizes, name, loader)?,
+            mlp: blocks::mlp(sizes, Activation::GeluTanh, name, loader)?,
+            down_proj: blocks::down_proj(sizes, name, loader)?,
         })
     }
 }

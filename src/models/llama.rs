@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value as Json;
 
 use super::config::{self, RopeParameters, Sizes, require};
-use super::{Dimensions, State, TextModel};
+use super::{Dimensions, State, TextModel, blocks};
 use crate::error::Result;
 use crate::kernels::{Activation, NormKernel};
 use crate::nn::{Attention, Embedding, GatedMlp, Linear, Loader, Residual, RmsNorm};
@@ -82,18 +82,11 @@ impl Layer {
         name: &str,
         loader: &mut Loader<'_>,
     ) -> Result<Self> {
-        let (hidden, intermediate) = (sizes.hidden_size, sizes.intermediate_size);
-        let (q, kv) = (sizes.q_columns(), sizes.kv_columns());
+        let hidden = sizes.hidden_size;
         let tensor = |part: &str| format!("{name}.{part}.weight");
-        let qkv = [
-            (tensor("self_attn.q_proj"), q),
-            (tensor("self_attn.k_proj"), kv),
-            (tensor("self_attn.v_proj"), kv),
-        ];
-        let gate_up = [tensor("mlp.gate_proj"), tensor("mlp.up_proj")];
         Ok(Self {
             input_layernorm: loader.norm(tensor("input_layernorm"), hidden, norm)?,
-            qkv_proj: Linear::new(loader.stacked(&qkv, hidden)?),
+            qkv_proj: blocks::qkv_proj(sizes, name, loader)?,
             attention: Attention {
                 heads: sizes.num_attention_heads,
                 kv_heads: sizes.num_key_value_heads,
@@ -102,13 +95,10 @@ impl Layer {
                 window: config.sliding_window,
                 qk_norm: None,
             },
-            o_proj: Linear::new(loader.stacked(&[(tensor("self_attn.o_proj"), hidden)], q)?),
+            o_proj: blocks::o_proj(sizes, name, loader)?,
             post_attention_layernorm: loader.norm(tensor("post_attention_layernorm"), hidden, norm)?,
-            mlp: GatedMlp {
-                gate_up: Linear::new(loader.parts(&gate_up, intermediate, hidden)?),
-                activation: Activation::Silu,
-            },
-            down_proj: Linear::new(loader.stacked(&[(tensor("mlp.down_proj"), hidden)], intermediate)?),
+            mlp: blocks::mlp(sizes, Activation::Silu, name, loader)?,
+            down_proj: blocks::down_proj(sizes, name, loader)?,
         })
     }
 }

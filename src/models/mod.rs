@@ -3,6 +3,7 @@
 //! A family reads its part of `config.json` with upstream's field names, declares its weights to the
 //! [`Loader`], and records its forward pass into a plan. `docs/adding-a-model.md` shows how to add one.
 
+mod blocks;
 mod config;
 mod gemma3;
 mod llama;

@@ -1,0 +1,42 @@
+//! Parts of a layer that several families declare alike. `layer` is what stands before the names of the
+//! layer's tensors, such as `model.layers.0`.
+
+use super::config::Sizes;
+use crate::error::Result;
+use crate::kernels::Activation;
+use crate::nn::{GatedMlp, Linear, Loader};
+
+/// `[(heads + 2·kv_heads)·head_dim, hidden]`: queries, keys and values by one matrix.
+pub(super) fn qkv_proj(sizes: &Sizes, layer: &str, loader: &mut Loader<'_>) -> Result<Linear> {
+    let projection = |name: &str, rows| (format!("{layer}.self_attn.{name}.weight"), rows);
+    let stack = [
+        projection("q_proj", sizes.q_columns()),
+        projection("k_proj", sizes.kv_columns()),
+        projection("v_proj", sizes.kv_columns()),
+    ];
+    Ok(Linear::new(loader.stacked(&stack, sizes.hidden_size)?))
+}
+
+/// `[hidden, heads·head_dim]`
+pub(super) fn o_proj(sizes: &Sizes, layer: &str, loader: &mut Loader<'_>) -> Result<Linear> {
+    let tensor = (format!("{layer}.self_attn.o_proj.weight"), sizes.hidden_size);
+    Ok(Linear::new(loader.stacked(&[tensor], sizes.q_columns())?))
+}
+
+/// Gate and up projections, each `[intermediate, hidden]`.
+pub(super) fn mlp(
+    sizes: &Sizes,
+    activation: Activation,
+    layer: &str,
+    loader: &mut Loader<'_>,
+) -> Result<GatedMlp> {
+    let names = ["gate_proj", "up_proj"].map(|name| format!("{layer}.mlp.{name}.weight"));
+    let gate_up = loader.parts(&names, sizes.intermediate_size, sizes.hidden_size)?;
+    Ok(GatedMlp { gate_up: Linear::new(gate_up), activation })
+}
+
+/// `[hidden, intermediate]`
+pub(super) fn down_proj(sizes: &Sizes, layer: &str, loader: &mut Loader<'_>) -> Result<Linear> {
+    let tensor = (format!("{layer}.mlp.down_proj.weight"), sizes.hidden_size);
+    Ok(Linear::new(loader.stacked(&[tensor], sizes.intermediate_size)?))
+}
