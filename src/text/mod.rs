@@ -1,4 +1,4 @@
-//! Text in and text out: the tokenizer, the chat template, streaming decode and stop sequences.
+//! Floor 0. Text in and text out: the tokenizer, the chat template, streaming decode and stop sequences.
 //!
 //! Nothing here knows a model, a network or a clock. Every file that is read (`tokenizer.json`,
 //! `tokenizer_config.json`, templates) is taken for hostile: it can make a call fail, never panic, hang or
