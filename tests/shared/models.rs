@@ -69,10 +69,10 @@ fn repo(weights: &[u8]) -> Repo {
 }
 
 /// A tiny model and a conversation with it.
-struct Tiny {
-    gpu: Rc<Gpu>,
-    model: Box<dyn TextModel>,
-    state: State,
+pub struct Tiny {
+    pub gpu: Rc<Gpu>,
+    pub model: Box<dyn TextModel>,
+    pub state: State,
 }
 
 /// A plan whose logits can be read.
@@ -82,7 +82,7 @@ struct Readable {
 }
 
 impl Tiny {
-    async fn load(gpu: &Rc<Gpu>, fixture: &Fixture) -> Self {
+    pub async fn load(gpu: &Rc<Gpu>, fixture: &Fixture) -> Self {
         let checkpoint = Checkpoint::open(&repo(fixture.weights)).await.expect("a checkpoint");
         let config = serde_json::from_slice(fixture.config).expect("a configuration");
         let mut loader = Loader::new(gpu, &checkpoint, WeightDtype::F32);
