@@ -1,6 +1,7 @@
 //! The floors of the house: a room uses only the floors below its own, says on which it stands, and every
 //! shader has its Rust side.
 #![cfg(not(target_arch = "wasm32"))]
+#![allow(clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,5 +1,6 @@
 //! Every kernel variant against its CPU twin, on this machine's Vulkan device, with and without subgroups.
 #![cfg(not(target_arch = "wasm32"))]
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 #[path = "shared/kernels.rs"]
 mod cases;

@@ -1,5 +1,6 @@
 //! Every family against golden values, on this machine's Vulkan device.
 #![cfg(not(target_arch = "wasm32"))]
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 #[path = "shared/models.rs"]
 mod cases;

@@ -3,6 +3,7 @@
 //!
 //! `JIRD_BLESS=1 cargo test --test plans` rewrites the files in tests/fixtures/plans.
 #![cfg(not(target_arch = "wasm32"))]
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 #[allow(dead_code, reason = "tests/models.rs runs the cases; here are only its models")]
 #[path = "shared/models.rs"]

@@ -8,7 +8,7 @@ use crate::checkpoint::WeightFormat;
 pub enum Output {
     /// It is the result.
     Plain,
-    /// A residual is added.
+    /// A residual is added. Only with a plain input: a norm's bindings beside it could be one too many.
     AddResidual,
     /// The weight holds `rows` gate rows, then `rows` up rows: `activation(gate) · up`.
     Gated(Activation),

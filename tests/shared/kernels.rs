@@ -95,7 +95,8 @@ fn assert_close(kernel: &dyn Kernel, got: &[f32], twin: &[f32], tolerance: f32) 
     }
 }
 
-const FORMATS: [WeightFormat; 9] = [
+/// Every format that the kernels read.
+pub const FORMATS: [WeightFormat; 9] = [
     WeightFormat::F32,
     WeightFormat::F16,
     WeightFormat::Bf16,
