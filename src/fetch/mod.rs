@@ -14,7 +14,7 @@ mod cache;
 #[cfg(target_arch = "wasm32")]
 mod http;
 mod repo;
-#[cfg_attr(not(target_arch = "wasm32"), expect(dead_code, reason = "only HTTP sources use it"))]
+#[cfg(any(test, target_arch = "wasm32"))]
 mod response;
 mod source;
 mod store;
