@@ -108,6 +108,11 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// The files of weights.
+    pub fn files(&self) -> impl Iterator<Item = &BlockFile> {
+        self.files.iter()
+    }
+
     /// All tensor names, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)

@@ -8,6 +8,8 @@
 //! - [`BlockStore`] keeps blocks over a reload. It may fail or forget: a load then goes on without it.
 //! - [`BlockFile`] joins the two, and [`Repo`] opens the named files of one model.
 
+#[cfg(target_arch = "wasm32")]
+mod blob;
 mod block_file;
 #[cfg(target_arch = "wasm32")]
 mod cache;
@@ -19,6 +21,8 @@ mod response;
 mod source;
 mod store;
 
+#[cfg(target_arch = "wasm32")]
+pub use blob::BlobOpener;
 pub use block_file::{BLOCK_SIZE, BlockFile, FetchEvent, Observer, Progress};
 #[cfg(target_arch = "wasm32")]
 pub use cache::CacheStore;
