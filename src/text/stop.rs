@@ -101,7 +101,8 @@ impl StopSequences {
     fn push_byte(&mut self, byte: u8) -> Option<usize> {
         let mut complete: Option<usize> = None;
         for index in 0..self.stops.len() {
-            let is_longer = complete.is_none_or(|best| self.stops[index].bytes.len() > self.stops[best].bytes.len());
+            let is_longer =
+                complete.is_none_or(|best| self.stops[index].bytes.len() > self.stops[best].bytes.len());
             if self.stops[index].push(byte) && is_longer {
                 complete = Some(index);
             }

@@ -17,7 +17,8 @@ pub(super) fn tojson(value: Value, kwargs: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = kwargs.get("indent")?;
     let ensure_ascii: Option<bool> = kwargs.get("ensure_ascii")?;
     let sort_keys: Option<bool> = kwargs.get("sort_keys")?;
-    let separators: Option<(String, String)> = kwargs.get::<Option<Vec<String>>>("separators")?.map(pair).transpose()?;
+    let separators: Option<(String, String)> =
+        kwargs.get::<Option<Vec<String>>>("separators")?.map(pair).transpose()?;
     kwargs.assert_all_used()?;
     if indent.is_some_and(|indent| indent > MAX_INDENT) {
         return Err(invalid(format!("tojson indents by at most {MAX_INDENT}")));
@@ -33,7 +34,8 @@ pub(super) fn tojson(value: Value, kwargs: Kwargs) -> Result<Value, Error> {
     };
     let json = match sort_keys {
         Some(true) => {
-            let json: serde_json::Value = serde_json::from_str(&dumps(&value, python())?).map_err(json_error)?;
+            let json: serde_json::Value =
+                serde_json::from_str(&dumps(&value, python())?).map_err(json_error)?;
             dumps(&sorted(json), python())?
         }
         _ => dumps(&value, python())?,
@@ -126,7 +128,9 @@ impl Formatter for Python<'_> {
         for c in text.chars() {
             match c {
                 ' '..='~' => writer.write_all(&[c as u8])?,
-                _ => c.encode_utf16(&mut units).iter().try_for_each(|unit| write!(writer, "\\u{unit:04x}"))?,
+                _ => {
+                    c.encode_utf16(&mut units).iter().try_for_each(|unit| write!(writer, "\\u{unit:04x}"))?
+                }
             }
         }
         Ok(())
@@ -225,8 +229,18 @@ pub struct LocalTime {
 }
 
 const MONTHS: [&str; 12] = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
-    "November", "December",
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
 ];
 const WEEKDAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
@@ -287,8 +301,16 @@ mod tests {
     #[test]
     fn floats_look_like_pythons() {
         let cases = [
-            (0.0, "0.0"), (1.0, "1.0"), (-2.5, "-2.5"), (0.1, "0.1"), (1e15, "1000000000000000.0"),
-            (1e16, "1e+16"), (1.5e300, "1.5e+300"), (1e-4, "0.0001"), (1e-5, "1e-05"), (-1.25e-7, "-1.25e-07"),
+            (0.0, "0.0"),
+            (1.0, "1.0"),
+            (-2.5, "-2.5"),
+            (0.1, "0.1"),
+            (1e15, "1000000000000000.0"),
+            (1e16, "1e+16"),
+            (1.5e300, "1.5e+300"),
+            (1e-4, "0.0001"),
+            (1e-5, "1e-05"),
+            (-1.25e-7, "-1.25e-07"),
         ];
         for (value, expected) in cases {
             assert_eq!(float_repr(value), expected);

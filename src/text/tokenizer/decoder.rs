@@ -22,15 +22,25 @@ pub(super) struct Decoder {
 enum Step {
     /// Tokens in the byte-level alphabet become bytes, and these one text.
     ByteLevel,
-    Replace { literal: String, content: String },
+    Replace {
+        literal: String,
+        content: String,
+    },
     /// Runs of tokens such as `<0xE4>` become text.
     ByteFallback,
     /// The tokens become one text.
     Fuse,
     /// At most `start` of `content` are cut from the beginning of each token, `stop` from its end.
-    Strip { content: char, start: usize, stop: usize },
+    Strip {
+        content: char,
+        start: usize,
+        stop: usize,
+    },
     /// `replacement` becomes a space, or in the first token nothing if `has_prefix`.
-    Metaspace { replacement: char, has_prefix: bool },
+    Metaspace {
+        replacement: char,
+        has_prefix: bool,
+    },
     /// A space between tokens: a tokenizer without decoder.
     Join,
 }
@@ -53,7 +63,9 @@ impl TryFrom<DecoderJson> for Decoder {
     fn try_from(json: DecoderJson) -> Result<Self, String> {
         let step = match json {
             DecoderJson::ByteLevel => Step::ByteLevel,
-            DecoderJson::Replace { pattern: Pattern::Literal(literal), content } => Step::Replace { literal, content },
+            DecoderJson::Replace { pattern: Pattern::Literal(literal), content } => {
+                Step::Replace { literal, content }
+            }
             DecoderJson::Replace { pattern: Pattern::Regex(_), .. } => {
                 return Err("unknown variant `Regex` as the pattern of a Replace decoder".into());
             }
@@ -126,7 +138,10 @@ enum Hold {
     HasBegun(bool),
     /// Strip on one text: how many characters it may still cut from the beginning, and how many it holds
     /// back at the end, all of them its `content`.
-    Strip { start_left: usize, held: usize },
+    Strip {
+        start_left: usize,
+        held: usize,
+    },
     /// The whole text: a step that the reference applies to the fused text, and that cannot stream.
     Whole(String),
 }

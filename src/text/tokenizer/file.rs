@@ -1,9 +1,8 @@
 //! Reading `tokenizer.json`. The two large tables are read as streams; everything else is small, and checked
 //! to be small before it is read.
 
-
-use serde::de::{DeserializeOwned, DeserializeSeed};
 use serde::Deserialize;
+use serde::de::{DeserializeOwned, DeserializeSeed};
 use serde_json::value::RawValue;
 
 use super::Tokenizer;
@@ -38,8 +37,12 @@ struct File<'a> {
     model: &'a RawValue,
 }
 
+/// The fields of a BPE model. Those without a default in the format are optional all the same, since models
+/// of other types lack them.
 #[derive(Deserialize)]
 struct Model<'a> {
+    /// Older files leave it out.
+    r#type: Option<String>,
     dropout: Option<f64>,
     unk_token: Option<String>,
     continuing_subword_prefix: Option<String>,
@@ -51,8 +54,7 @@ struct Model<'a> {
     #[serde(default)]
     ignore_merges: bool,
     #[serde(borrow)]
-    vocab: &'a RawValue,
-    /// Absent from models that are not BPE.
+    vocab: Option<&'a RawValue>,
     #[serde(borrow)]
     merges: Option<&'a RawValue>,
 }
@@ -61,7 +63,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Tokenizer> {
     let file: File = serde_json::from_slice(bytes).map_err(|e| damaged("tokenizer.json", e))?;
     let normalizer: Option<Normalizer> = component("normalizer", file.normalizer)?;
     let model = read_model(file.model)?;
-    let vocab = read_with(VocabSeed, model.vocab, "model.vocab")?;
+    let vocab = read_table(VocabSeed, model.vocab, "vocab")?;
     let added = read_added_tokens(file.added_tokens, &vocab, normalizer.as_ref())?;
     let bpe = build_bpe(&model, vocab, &added)?;
     Ok(Tokenizer {
@@ -86,7 +88,7 @@ fn unsupported(expected: impl Into<String>, got: impl Into<String>) -> Error {
     Error::new(Code::Unsupported, "use tokenizer.json")
         .expected(expected)
         .got(got)
-        .remedy("Choose a checkpoint with a byte-pair tokenizer of the kinds that docs name.")
+        .remedy("Choose a checkpoint whose tokenizer is a plain byte-pair encoding.")
 }
 
 /// Refuses `raw` when it is longer than `limit` bytes.
@@ -109,36 +111,37 @@ fn component<T: DeserializeOwned>(name: &str, raw: Option<&RawValue>) -> Result<
     })
 }
 
-fn read_with<'a, S: DeserializeSeed<'a>>(seed: S, raw: &'a RawValue, name: &str) -> Result<S::Value> {
+/// Streams a table of the model through `seed`.
+fn read_table<'a, S: DeserializeSeed<'a>>(
+    seed: S,
+    raw: Option<&'a RawValue>,
+    name: &str,
+) -> Result<S::Value> {
+    let raw = raw.ok_or_else(|| wrong(format!("{name} in a BPE model"), "none"))?;
     let mut json = serde_json::Deserializer::from_str(raw.get());
-    seed.deserialize(&mut json).map_err(|e| damaged(&format!("{name} of tokenizer.json"), e))
+    seed.deserialize(&mut json).map_err(|e| damaged(&format!("the model's {name} in tokenizer.json"), e))
 }
 
 fn read_model(raw: &RawValue) -> Result<Model<'_>> {
-    /// The type alone, since models of other types have other fields.
-    #[derive(Deserialize)]
-    struct Typed {
-        /// Older files leave it out.
-        r#type: Option<String>,
-    }
-    let typed: Typed = serde_json::from_str(raw.get()).map_err(|e| damaged("model of tokenizer.json", e))?;
-    if let Some(kind) = typed.r#type.filter(|kind| kind != "BPE") {
+    let model: Model = serde_json::from_str(raw.get()).map_err(|e| damaged("model of tokenizer.json", e))?;
+    if let Some(kind) = model.r#type.as_ref().filter(|kind| *kind != "BPE") {
         return Err(unsupported("a model of type \"BPE\"", format!("{kind:?}")));
     }
-    let model: Model = serde_json::from_str(raw.get()).map_err(|e| damaged("model of tokenizer.json", e))?;
     if model.dropout.is_some_and(|dropout| dropout != 0.0) {
         return Err(unsupported("a model without dropout", format!("{:?}", model.dropout)));
     }
     let affixes = [&model.continuing_subword_prefix, &model.end_of_word_suffix];
     if let Some(affix) = affixes.into_iter().flatten().find(|affix| !affix.is_empty()) {
-        return Err(unsupported("no continuing_subword_prefix and no end_of_word_suffix", format!("{affix:?}")));
+        return Err(unsupported(
+            "no continuing_subword_prefix and no end_of_word_suffix",
+            format!("{affix:?}"),
+        ));
     }
     Ok(model)
 }
 
 fn build_bpe(model: &Model<'_>, vocab: Vocab, added: &AddedTokens) -> Result<Bpe> {
-    let raw = model.merges.ok_or_else(|| wrong("merges in a BPE model", "none"))?;
-    let merges = read_with(MergesSeed(&vocab), raw, "model.merges")?;
+    let merges = read_table(MergesSeed(&vocab), model.merges, "merges")?;
     let unk = match &model.unk_token {
         None => None,
         Some(token) => {
@@ -146,9 +149,9 @@ fn build_bpe(model: &Model<'_>, vocab: Vocab, added: &AddedTokens) -> Result<Bpe
             Some(id.ok_or_else(|| wrong("the unk_token among the tokens", format!("{token:?}")))?)
         }
     };
-    let byte_fallback = model.byte_fallback.then(|| {
-        Box::new(std::array::from_fn(|byte| vocab.id_of(&format!("<0x{byte:02X}>"))))
-    });
+    let byte_fallback = model
+        .byte_fallback
+        .then(|| Box::new(std::array::from_fn(|byte| vocab.id_of(&format!("<0x{byte:02X}>")))));
     Ok(Bpe {
         merges,
         unk,
@@ -185,7 +188,10 @@ fn read_added_tokens(
 fn check_added_token(token: &AddedToken, vocab: &Vocab) -> Result<()> {
     let AddedToken { id, content, .. } = token;
     if content.len() > MAX_ADDED_TOKEN {
-        return Err(wrong(format!("added tokens of at most {MAX_ADDED_TOKEN} bytes"), content.len().to_string()));
+        return Err(wrong(
+            format!("added tokens of at most {MAX_ADDED_TOKEN} bytes"),
+            content.len().to_string(),
+        ));
     }
     if *id >= MAX_ID {
         return Err(wrong(format!("added tokens with ids below {MAX_ID}"), id.to_string()));
@@ -195,7 +201,9 @@ fn check_added_token(token: &AddedToken, vocab: &Vocab) -> Result<()> {
         (Some(other), _) if other != *id => {
             Err(wrong(format!("the id {other} for {content:?}, as the vocab has it"), id.to_string()))
         }
-        (None, Some(other)) => Err(wrong(format!("{other:?} for the id {id}, as the vocab has it"), format!("{content:?}"))),
+        (None, Some(other)) => {
+            Err(wrong(format!("{other:?} for the id {id}, as the vocab has it"), format!("{content:?}")))
+        }
         _ => Ok(()),
     }
 }

@@ -39,8 +39,10 @@ impl Found {
 impl LiteralSet {
     /// Of equal literals the first one counts; empty ones are left out.
     pub(super) fn new<'a>(literals: impl Iterator<Item = (&'a str, u32)>) -> Self {
-        let mut literals: Vec<(Box<str>, u32)> =
-            literals.filter(|(text, _)| !text.is_empty()).map(|(text, number)| (text.into(), number)).collect();
+        let mut literals: Vec<(Box<str>, u32)> = literals
+            .filter(|(text, _)| !text.is_empty())
+            .map(|(text, number)| (text.into(), number))
+            .collect();
         literals.sort_by(|(a, _), (b, _)| a.cmp(b));
         literals.dedup_by(|(a, _), (b, _)| a == b);
         let mut first_bytes = FirstBytes::default();

@@ -41,7 +41,10 @@ pub(super) fn compile(regex: &str) -> Result<Regex, String> {
     if regex.len() > MAX_REGEX {
         return Err(format!("a regular expression of {} bytes, the limit is {MAX_REGEX}", regex.len()));
     }
-    RegexBuilder::new(regex).oniguruma_mode(true).build().map_err(|e| format!("the regular expression {regex:?}: {e}"))
+    RegexBuilder::new(regex)
+        .oniguruma_mode(true)
+        .build()
+        .map_err(|e| format!("the regular expression {regex:?}: {e}"))
 }
 
 /// A stretch of text, and whether the pattern matched it.
@@ -116,7 +119,11 @@ fn cover(text: &str, hits: impl Iterator<Item = Range<usize>>) -> Vec<Stretch> {
 }
 
 /// Cuts `text` at the characters that satisfy `is_match`.
-pub(super) fn split_chars(text: &str, behavior: Behavior, is_match: impl Fn(char) -> bool) -> Vec<Range<usize>> {
+pub(super) fn split_chars(
+    text: &str,
+    behavior: Behavior,
+    is_match: impl Fn(char) -> bool,
+) -> Vec<Range<usize>> {
     let hits = text.char_indices().filter(|&(_, c)| is_match(c)).map(|(at, c)| at..at + c.len_utf8());
     behavior.apply(cover(text, hits))
 }
@@ -143,7 +150,8 @@ impl Behavior {
                 join(stretches.into_iter(), |previous, is_match| is_match && !previous)
             }
             Behavior::MergedWithNext => {
-                let mut ranges = join(stretches.into_iter().rev(), |previous, is_match| is_match && !previous);
+                let mut ranges =
+                    join(stretches.into_iter().rev(), |previous, is_match| is_match && !previous);
                 ranges.reverse();
                 ranges
             }

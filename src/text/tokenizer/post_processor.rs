@@ -46,9 +46,12 @@ impl TryFrom<PostProcessorJson> for Frame {
     fn try_from(json: PostProcessorJson) -> Result<Self, String> {
         match json {
             PostProcessorJson::ByteLevel => Ok(Frame::default()),
-            PostProcessorJson::TemplateProcessing { single, special_tokens } => frame(single, &special_tokens),
+            PostProcessorJson::TemplateProcessing { single, special_tokens } => {
+                frame(single, &special_tokens)
+            }
             PostProcessorJson::Sequence { processors } => {
-                let mut framing = processors.into_iter().filter(|f| !f.prefix.is_empty() || !f.suffix.is_empty());
+                let mut framing =
+                    processors.into_iter().filter(|f| !f.prefix.is_empty() || !f.suffix.is_empty());
                 let frame = framing.next().unwrap_or_default();
                 match framing.next() {
                     None => Ok(frame),
@@ -59,7 +62,10 @@ impl TryFrom<PostProcessorJson> for Frame {
     }
 }
 
-fn frame(single: Vec<TemplatePiece>, special_tokens: &HashMap<String, SpecialToken>) -> Result<Frame, String> {
+fn frame(
+    single: Vec<TemplatePiece>,
+    special_tokens: &HashMap<String, SpecialToken>,
+) -> Result<Frame, String> {
     let mut frame = Frame::default();
     let mut is_past_text = false;
     for piece in single {

@@ -10,8 +10,7 @@ use super::pattern::{Behavior, Pattern, compile, split_chars};
 use crate::error::Result;
 
 /// GPT-2's pattern, which `ByteLevel` splits by unless told otherwise.
-const GPT2_PATTERN: &str =
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const GPT2_PATTERN: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 /// `Whitespace`: words, and runs of what is neither word nor space.
 const WHITESPACE_PATTERN: &str = r"\w+|[^\w\s]+";
@@ -182,7 +181,11 @@ fn whole(text: &str) -> Vec<Range<usize>> {
 }
 
 fn prepend(piece: Piece<'_>, c: char) -> Piece<'_> {
-    if piece.text.starts_with(c) { piece } else { Piece { text: Cow::Owned(format!("{c}{}", piece.text)), ..piece } }
+    if piece.text.starts_with(c) {
+        piece
+    } else {
+        Piece { text: Cow::Owned(format!("{c}{}", piece.text)), ..piece }
+    }
 }
 
 fn metaspace(piece: Piece<'_>, replacement: char, scheme: PrependScheme) -> Piece<'_> {

@@ -4,11 +4,10 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
 
-use super::index_table::{IndexTable, Inserted, hash_bytes};
+use super::index_table::{IndexTable, Inserted, MAX_INDEX, hash_bytes};
 
-/// Ids lie below this: sixteen times the largest vocabulary in use. It bounds the table of spans when a
-/// file names an id of a thousand millions.
-pub(super) const MAX_ID: u32 = 1 << 22;
+/// Ids lie below this, which bounds the table of spans when a file names an id of a thousand millions.
+pub(super) const MAX_ID: u32 = MAX_INDEX;
 
 #[derive(Clone, Copy)]
 struct Span {
@@ -47,9 +46,13 @@ impl Vocab {
         let mut ids = IndexTable::with_capacity(count);
         for id in 0..spans.len() as u32 {
             let Some(text) = token(&arena, &spans, id) else { continue };
-            match ids.insert(hash_bytes(text.as_bytes()), id, |other| token(&arena, &spans, other) == Some(text)) {
+            match ids
+                .insert(hash_bytes(text.as_bytes()), id, |other| token(&arena, &spans, other) == Some(text))
+            {
                 Inserted::New => {}
-                Inserted::Known(other) => return Err(format!("token {text:?} with two ids, {other} and {id}")),
+                Inserted::Known(other) => {
+                    return Err(format!("token {text:?} with two ids, {other} and {id}"));
+                }
                 Inserted::Crowded => return Err("tokens made to collide in a hash table".into()),
             }
         }
@@ -89,7 +92,8 @@ impl<'de> Visitor<'de> for VocabSeed {
             if id >= MAX_ID {
                 return Err(A::Error::custom(format!("expected ids below {MAX_ID}, got {id}")));
             }
-            let end = u32::try_from(arena.len()).map_err(|_| A::Error::custom("more than 4 GiB of tokens"))?;
+            let end =
+                u32::try_from(arena.len()).map_err(|_| A::Error::custom("more than 4 GiB of tokens"))?;
             if spans.len() <= id as usize {
                 spans.resize(id as usize + 1, ABSENT);
             }
