@@ -2,6 +2,8 @@
 
 #[cfg(not(target_arch = "wasm32"))]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
+    use std::rc::Rc;
+
     use jird::engine::{GenerateOptions, LoadOptions, Model, Prompt};
     use jird::fetch::{FolderOpener, Repo};
     use jird::gpu::{Gpu, GpuOptions};
@@ -15,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let gpu = Gpu::open(GpuOptions::default()).await?;
         let repo = Repo::new(FolderOpener::new(folder));
         let options = LoadOptions { dtype: WeightDtype::parse(dtype)?, context: None };
-        let model = Model::load(&gpu, &repo, options).await?;
+        let model = Model::load(&gpu, repo, options, Rc::new(())).await?;
         let options = GenerateOptions { max_tokens: Some(count.parse()?), ..GenerateOptions::default() };
         let mut generation = model.generate(&Prompt::Text(prompt.clone()), options)?;
         let mut ids = Vec::new();

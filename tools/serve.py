@@ -84,7 +84,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         except Unsatisfiable:
             return self.answer(416, {"Content-Range": f"bytes */{size}"})
         first, last = asked or (0, size - 1)
-        headers = {"Content-Type": CONTENT_TYPES.get(path.suffix, "application/octet-stream"), "Accept-Ranges": "bytes"}
+        content_type = CONTENT_TYPES.get(path.suffix, "application/octet-stream")
+        headers = {"Content-Type": content_type, "Accept-Ranges": "bytes"}
         if asked:
             headers["Content-Range"] = f"bytes {first}-{last}/{size}"
         self.answer(206 if asked else 200, validators | headers, path, first, last - first + 1)

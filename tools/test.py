@@ -30,6 +30,7 @@ GPU_FREE = ("architecture", "checkpoint", "error", "fetch", "text")
 # The browser tests have the server's address compiled in; always the same one saves compiling them anew.
 TEST_PORT = 8377
 STEP_SECONDS = 1800
+SETUP = "set-up"  # the one step that every run begins with
 BROWSER_TEST_SECONDS = 600
 
 # How the runners sum up: libtest and wasm-bindgen-test, once per test binary, and node --test.
@@ -109,14 +110,17 @@ def watched(arguments, env, cwd=ROOT):
 
 def prepare(full):
     setup.for_tests()
-    for name in models.RECIPES if full else ["smollm2"]:
+    for name in models.RECIPES if full else ["smollm2", "tok-gemma"]:
         models.make(name)
 
 
 def steps(origin, full):
     """The gate, in the order in which it is likely to fail soonest."""
     deny = ("--", "-D", "warnings")
-    real = {"JIRD_MODELS": str(MODELS), "JIRD_FULL": "1"} if full else {"JIRD_MODELS": str(MODELS)}
+    gemma_tokenizer = MODELS / "tok-gemma" / "tokenizer.json"
+    real = {"JIRD_MODELS": str(MODELS), "JIRD_GEMMA_TOKENIZER": str(gemma_tokenizer)}
+    if full:
+        real["JIRD_FULL"] = "1"
     lavapipe = {"VK_ICD_FILENAMES": str(setup.LAVAPIPE_ICD), "JIRD_GPU": "lavapipe"}
     swiftshader = {"VK_ICD_FILENAMES": str(setup.SWIFTSHADER_ICD), "JIRD_GPU": "swiftshader"}
     targets = [path.stem for path in sorted((ROOT / "tests").glob("*.rs"))]
@@ -125,10 +129,12 @@ def steps(origin, full):
     e2e = ROOT / "tests" / "e2e"
     npm = ("npm", "run", "--silent")
 
-    yield check("set-up", lambda: prepare(full))
+    yield check(SETUP, lambda: prepare(full))
     yield command("format", "cargo", "fmt", "--all", "--check")
     yield command("lints, native", "cargo", "clippy", "--all-targets", *deny)
-    yield command("lints, wasm", "cargo", "clippy", "--all-targets", f"--target={WASM_TARGET}", *deny)
+    # The unit tests are native: they use crates that wasm does not have.
+    wasm = ("--lib", "--test=browser", f"--target={WASM_TARGET}")
+    yield command("lints, wasm", "cargo", "clippy", *wasm, *deny)
     yield command("documentation", "cargo", "doc", "--no-deps", RUSTDOCFLAGS="-D warnings")
     native = ("cargo", "test", "--no-fail-fast")
     yield runner("native, lavapipe", CARGO_SUMMARY, *native, area="text", **real, **lavapipe)
@@ -170,7 +176,7 @@ def end_to_end(folder):
 
 
 def execute(step):
-    """Run a step and report it; (passed, failed)."""
+    """Run a step; its line of the report, and how many tests passed and failed."""
     print(f"\n=== {step.name}", flush=True)
     began = time.monotonic()
     try:
@@ -197,7 +203,7 @@ def test():
     parser.add_argument("--only", choices=AREAS, metavar="AREA", help=f"only the tests of one area: {areas}")
     options = parser.parse_args()
     with serve_models() as server:
-        chosen = [s for s in steps(server.origin, options.full) if options.only in (None, s.area) or s.name == "set-up"]
+        chosen = [s for s in steps(server.origin, options.full) if options.only in (None, s.area) or s.name == SETUP]
         results = [execute(step) for step in chosen]
     print("\n" + "\n".join(line for line, _, _ in results))
     passed, failed = sum(r[1] for r in results), sum(r[2] for r in results)

@@ -144,6 +144,11 @@ fn greatest(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }
 
+/// The code whose value is nearest.
+fn nearest_code(value: f32, bias: f32, inverse_scale: f32, levels: f32) -> f32 {
+    round(least(greatest((value - bias) * inverse_scale, 0.0), levels))
+}
+
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0f32; LANES];
     for (a, b) in a.as_chunks::<LANES>().0.iter().zip(b.as_chunks::<LANES>().0) {
@@ -242,7 +247,7 @@ impl<'a> Group<'a> {
         let levels = self.levels;
         let count = self.values.len();
         for ((code, error), value) in self.codes.iter_mut().zip(&mut self.errors).zip(self.values) {
-            *code = round(least(greatest((value - bias) * inverse, 0.0), levels));
+            *code = nearest_code(*value, bias, inverse, levels);
             *error = scale * *code + bias - value;
         }
         let (codes, errors, offsets) = (&self.codes[..count], &self.errors[..count], &self.offsets[..count]);
@@ -253,11 +258,6 @@ impl<'a> Group<'a> {
             sum_code_code: dot(codes, codes),
             sum_code_offset: dot(codes, offsets),
         }
-    }
-
-    /// The code whose value is nearest.
-    fn code(&self, value: f32, bias: f32, inverse_scale: f32) -> f32 {
-        round(least(greatest((value - bias) * inverse_scale, 0.0), self.levels))
     }
 
     /// The best scale and bias for the codes of a trial; `None` if all codes are the same.
@@ -299,10 +299,13 @@ impl<'a> Group<'a> {
             // one f16 holds the bias exactly.
             for code in 0..=self.levels as u32 - steps {
                 let trial = self.trial(Affine::rounded(fit.scale, fit.bias - fit.scale * code as f32));
-                best = Some(match best {
-                    Some(best) => best.better(trial),
-                    None => trial,
-                });
+                // It is not finite where the bias is beyond f16.
+                if trial.squared_error.is_finite() {
+                    best = Some(match best {
+                        Some(best) => best.better(trial),
+                        None => trial,
+                    });
+                }
             }
             if best.as_ref().is_some_and(|best| best.squared_error == 0.0) {
                 break;
@@ -321,7 +324,7 @@ impl<'a> Group<'a> {
 
     fn pack(&self, affine: Affine, bits: u32, codes: &mut Vec<u8>) {
         let inverse = affine.inverse_scale();
-        let code = |value: &f32| self.code(*value, affine.bias, inverse) as u8;
+        let code = |value: &f32| nearest_code(*value, affine.bias, inverse, self.levels) as u8;
         let bytes = self.values.chunks(8 / bits as usize).map(|values| {
             values.iter().rev().fold(0u32, |byte, value| byte << bits | u32::from(code(value))) as u8
         });

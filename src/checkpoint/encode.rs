@@ -45,7 +45,7 @@ impl RowEncoder {
         if row_bytes == 0 {
             return Ok(EncodedRows::default());
         }
-        if bytes.len() % row_bytes != 0 {
+        if !bytes.len().is_multiple_of(row_bytes) {
             return Err(Error::new(Code::Checkpoint, self.asked())
                 .expected(format!("whole rows of {row_bytes} bytes"))
                 .got(format!("{} bytes", bytes.len())));
@@ -102,7 +102,8 @@ impl RowEncoder {
     }
 }
 
-/// The values of packed rows, row-major: what the kernels compute with.
+/// The values of packed rows, row-major: what the kernels compute with. `rows` are those of an encoder of
+/// this `format`.
 pub fn decode_rows(format: WeightFormat, rows: &EncodedRows) -> Vec<f32> {
     let halves = rows.codes.as_chunks::<2>().0;
     match format {
@@ -130,7 +131,7 @@ pub fn to_f32(tensor: &str, dtype: Dtype, bytes: &[u8]) -> Result<Vec<f32>> {
 fn append_f32(tensor: &str, dtype: Dtype, bytes: &[u8], values: &mut Vec<f32>) -> Result<()> {
     let asked = || Error::new(Code::Checkpoint, format!("read tensor {tensor}"));
     let size = float_size(tensor, dtype)?;
-    if bytes.len() % size != 0 {
+    if !bytes.len().is_multiple_of(size) {
         return Err(asked().expected(format!("whole values of {size} bytes")).got(bytes.len().to_string()));
     }
     let first = values.len();

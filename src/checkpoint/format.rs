@@ -60,7 +60,7 @@ impl WeightFormat {
                 return Err(asked().expected("codes of 2, 4 or 8 bits in groups of 32, 64 or 128"));
             }
         };
-        if cols % multiple == 0 {
+        if cols.is_multiple_of(multiple) {
             return Ok(());
         }
         Err(asked()

@@ -130,7 +130,7 @@ fn checked_entry(
         shape.iter().map(|dim| usize::try_from(*dim)).collect::<Result<_, _>>().map_err(|_| overflow())?;
     let bits = bit_count(&dims, dtype).ok_or_else(overflow)?;
     let length = offsets.end - offsets.start;
-    if bits % 8 != 0 || bits / 8 != length {
+    if bits != length.saturating_mul(8) {
         return Err(damaged(
             format!("{bits} bits for shape {shape:?} of {dtype}"),
             format!("{length} bytes in data_offsets {}..{}", offsets.start, offsets.end),

@@ -46,7 +46,7 @@ impl TensorInfo {
     /// Bytes in a row, or the error that rows of it don't fill whole bytes.
     fn row_bytes(&self) -> Result<u64> {
         let bits = self.cols() as u64 * self.dtype.bitsize() as u64;
-        if bits % 8 == 0 {
+        if bits.is_multiple_of(8) {
             return Ok(bits / 8);
         }
         Err(Error::new(Code::Unsupported, format!("read rows of tensor {}", self.name))
@@ -106,6 +106,11 @@ impl Checkpoint {
             checkpoint.files.push(file);
         }
         Ok(checkpoint)
+    }
+
+    /// The files of weights.
+    pub fn files(&self) -> impl Iterator<Item = &BlockFile> {
+        self.files.iter()
     }
 
     /// All tensor names, sorted.

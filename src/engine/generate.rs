@@ -11,7 +11,7 @@ use crate::error::{Code, Error, Result};
 use crate::gpu::Readback;
 use crate::kernels::Step;
 use crate::nn::Sampler;
-use crate::text::chat::{RenderOptions, encode_rendered};
+use crate::text::chat::{LocalTime, RenderOptions, encode_rendered};
 use crate::text::{StopSequences, StreamDecoder};
 
 /// Steps on their way at once: the next is submitted before the last one's token is known, which it reads on
@@ -45,6 +45,8 @@ pub struct GenerateOptions {
     pub seed: u32,
     /// Strings that end the text, and are not part of it.
     pub stop: Vec<String>,
+    /// The time that a chat template may print.
+    pub now: Option<LocalTime>,
 }
 
 impl Default for GenerateOptions {
@@ -57,6 +59,7 @@ impl Default for GenerateOptions {
             min_p: 0.0,
             seed: 0,
             stop: Vec::new(),
+            now: None,
         }
     }
 }
@@ -152,7 +155,7 @@ impl Model {
     /// Fails with [`Code::ContextFull`] for a prompt that leaves no room for a new token.
     pub fn generate(self: &Rc<Self>, prompt: &Prompt, options: GenerateOptions) -> Result<Generation> {
         options.check()?;
-        let prompt = self.encode(prompt)?;
+        let prompt = self.encode(prompt, options.now)?;
         let room = self.context().saturating_sub(prompt.len() as u32);
         if room == 0 {
             return Err(Error::new(Code::ContextFull, "generate from the prompt")
@@ -178,7 +181,7 @@ impl Model {
         })
     }
 
-    fn encode(&self, prompt: &Prompt) -> Result<Vec<u32>> {
+    fn encode(&self, prompt: &Prompt, now: Option<LocalTime>) -> Result<Vec<u32>> {
         let ids = match prompt {
             Prompt::Text(text) => encode_rendered(&self.tokenizer, text)?,
             Prompt::Messages(messages) => {
@@ -188,7 +191,7 @@ impl Model {
                         .got("none")
                         .remedy("Give a string as prompt: this model has not been trained to chat.")
                 })?;
-                let options = RenderOptions { add_generation_prompt: true, ..RenderOptions::default() };
+                let options = RenderOptions { add_generation_prompt: true, now, ..RenderOptions::default() };
                 template.encode(&self.tokenizer, messages, &options)?
             }
         };

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use serde_json::Value as Json;
 
+use super::progress::{LoadObserver, Progress};
 use super::session::Session;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Code, Error, Result};
@@ -55,9 +56,17 @@ impl Model {
     /// Loads the model of `repo`: its configuration, tokenizer and template, then its weights in the order
     /// of the files. Everything that can be known to fail from the configuration and the headers fails
     /// before the first weight is fetched; a failed load leaves nothing on the GPU.
-    pub async fn load(gpu: &Rc<Gpu>, repo: &Repo, options: LoadOptions) -> Result<Rc<Self>> {
+    pub async fn load(
+        gpu: &Rc<Gpu>,
+        repo: Repo,
+        options: LoadOptions,
+        observer: Rc<dyn LoadObserver>,
+    ) -> Result<Rc<Self>> {
+        let progress = Progress::new(observer);
+        let repo = &progress.clone().watch(repo);
         let config = json(repo, "config.json").await?.ok_or_else(|| missing(repo, "config.json"))?;
         let checkpoint = Checkpoint::open(repo).await?;
+        progress.begin(checkpoint.files().map(|file| (file.name(), file.size())));
         let mut loader = Loader::new(gpu, &checkpoint, options.dtype);
         let text = models::declare(&config, &mut loader)?;
         let context = context(options.context, text.dimensions().max_position_embeddings)?;
@@ -68,8 +77,9 @@ impl Model {
         let template = template(repo).await?;
         let generation = json(repo, "generation_config.json").await?;
 
-        loader.run().await?;
-        Ok(Rc::new(Self {
+        loader.run(&|| progress.check()).await?;
+        progress.finish();
+        let model = Rc::new(Self {
             gpu: gpu.clone(),
             text,
             tokenizer: Arc::new(tokenizer),
@@ -78,7 +88,10 @@ impl Model {
             session: RefCell::new(session),
             model_type: config.get("model_type").and_then(Json::as_str).unwrap_or_default().to_owned(),
             context,
-        }))
+        });
+        // Compiled now, so that the first token does not wait for it.
+        model.decode_plan()?;
+        Ok(model)
     }
 
     /// `model_type` of its configuration.

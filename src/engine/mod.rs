@@ -5,7 +5,9 @@
 
 mod generate;
 mod load;
+mod progress;
 mod session;
 
 pub use generate::{FinishReason, GenerateOptions, Generation, Piece, Prompt, Stats};
 pub use load::{LoadOptions, Model};
+pub use progress::{LoadEvent, LoadObserver};

@@ -8,17 +8,21 @@
 //! - [`BlockStore`] keeps blocks over a reload. It may fail or forget: a load then goes on without it.
 //! - [`BlockFile`] joins the two, and [`Repo`] opens the named files of one model.
 
+#[cfg(target_arch = "wasm32")]
+mod blob;
 mod block_file;
 #[cfg(target_arch = "wasm32")]
 mod cache;
 #[cfg(target_arch = "wasm32")]
 mod http;
 mod repo;
-#[cfg_attr(not(target_arch = "wasm32"), expect(dead_code, reason = "only HTTP sources use it"))]
+#[cfg(any(test, target_arch = "wasm32"))]
 mod response;
 mod source;
 mod store;
 
+#[cfg(target_arch = "wasm32")]
+pub use blob::BlobOpener;
 pub use block_file::{BLOCK_SIZE, BlockFile, FetchEvent, Observer, Progress};
 #[cfg(target_arch = "wasm32")]
 pub use cache::CacheStore;

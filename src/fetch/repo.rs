@@ -142,8 +142,8 @@ impl Opener for MemoryOpener {
 }
 
 /// The source of a file that its place knows not to have.
-struct Missing {
-    name: String,
+pub(super) struct Missing {
+    pub(super) name: String,
 }
 
 impl ByteSource for Missing {

@@ -173,6 +173,12 @@ impl Gpu {
     }
 }
 
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        self.device.destroy();
+    }
+}
+
 /// Collects what the device reports outside of calls; the first failure is the one that explains the rest.
 fn watch(device: &wgpu::Device) -> Fault {
     let fault = Fault::default();

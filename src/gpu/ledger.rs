@@ -25,7 +25,7 @@ impl Usage {
             Usage::Weights => "weights",
             Usage::KvCache => "kvCache",
             Usage::Activations => "activations",
-            Usage::Io => "io",
+            Usage::Io => "other",
         }
     }
 }

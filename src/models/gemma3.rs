@@ -230,4 +230,8 @@ impl TextModel for Gemma3 {
         let softcap = self.final_logit_softcapping;
         self.lm_head.logits(plan, &state.inputs, residual, &self.norm, softcap)
     }
+
+    fn all_logits(&self, plan: &mut PlanBuilder, residual: &mut Residual) -> Value {
+        self.lm_head.forward_norm(plan, residual, &self.norm)
+    }
 }

@@ -168,4 +168,8 @@ impl TextModel for Llama {
     fn logits(&self, plan: &mut PlanBuilder, state: &State, residual: &mut Residual) -> Value {
         self.lm_head.logits(plan, &state.inputs, residual, &self.norm, None)
     }
+
+    fn all_logits(&self, plan: &mut PlanBuilder, residual: &mut Residual) -> Value {
+        self.lm_head.forward_norm(plan, residual, &self.norm)
+    }
 }

@@ -67,6 +67,10 @@ pub trait TextModel {
 
     /// Records final norm and head: `[1, vocab_size]` logits of the step's last real row.
     fn logits(&self, plan: &mut PlanBuilder, state: &State, residual: &mut Residual) -> Value;
+
+    /// Records final norm and head for every row: `[rows, vocab_size]`, before any soft-cap. For measuring a
+    /// model on a text.
+    fn all_logits(&self, plan: &mut PlanBuilder, residual: &mut Residual) -> Value;
 }
 
 /// Declares the model that `config` (a parsed `config.json`) describes.

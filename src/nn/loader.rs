@@ -156,19 +156,21 @@ impl<'a> Loader<'a> {
             .remedy("See that config.json and the weights are of the same model."))
     }
 
-    /// Reads, packs and writes everything that was declared.
-    pub async fn run(self) -> Result<()> {
+    /// Reads, packs and writes everything that was declared. `check` is asked before each piece, and its
+    /// error ends the loading.
+    pub async fn run(self, check: &dyn Fn() -> Result<()>) -> Result<()> {
         let names = self.fills.iter().map(|fill| fill.tensor.as_str());
         for info in self.checkpoint.in_file_order(names)? {
             // Tied weights are one fill; a tensor with several fills is read for each.
             for fill in self.fills.iter().filter(|fill| fill.tensor == info.name) {
-                self.fill(info, &fill.target).await?;
+                self.fill(info, &fill.target, check).await?;
             }
         }
         self.gpu.check()
     }
 
-    async fn fill(&self, info: &TensorInfo, target: &Target) -> Result<()> {
+    async fn fill(&self, info: &TensorInfo, target: &Target, check: &dyn Fn() -> Result<()>) -> Result<()> {
+        check()?;
         let (encoder, weight, part, first_row) = match target {
             Target::Vector(buffer) => {
                 let bytes = self.checkpoint.read(&info.name).await?;
@@ -181,6 +183,7 @@ impl<'a> Loader<'a> {
         let row_bytes = ((info.bytes.end - info.bytes.start) / info.rows().max(1) as u64).max(1);
         let chunk = usize::try_from(CHUNK_BYTES / row_bytes).unwrap_or(1).max(1);
         for begin in (0..info.rows()).step_by(chunk) {
+            check()?;
             let rows = begin..info.rows().min(begin + chunk);
             let bytes = self.checkpoint.read_rows(&info.name, rows).await?;
             let encoded = encoder.encode(&bytes)?;

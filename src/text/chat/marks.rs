@@ -11,9 +11,6 @@ use crate::text::tokenizer::Tokenizer;
 /// Plane 15: characters without meaning, which fonts of icons seldom use.
 const CANDIDATES: RangeInclusive<char> = '\u{F0000}'..='\u{FFFFD}';
 
-/// Objects and arrays within each other: as deep as serde_json reads them.
-const MAX_DEPTH: usize = 128;
-
 /// Keys whose values are names from a closed list, of which templates make control tokens:
 /// `'<|' + message.role + '|>'`.
 const NAMES: [&str; 2] = ["role", "type"];
@@ -28,10 +25,10 @@ pub(super) struct Marks<'a> {
 
 impl<'a> Marks<'a> {
     /// `sources` are the texts besides the messages that may come out of the template.
-    pub(super) fn new(tokenizer: &'a Tokenizer, sources: &[String]) -> Result<Self> {
+    pub(super) fn new(tokenizer: &'a Tokenizer, sources: &[String]) -> Self {
         let mut marks = Self { tokenizer, used: BTreeSet::new(), mark: *CANDIDATES.start() };
         sources.iter().for_each(|source| marks.note_used(source));
-        Ok(marks)
+        marks
     }
 
     /// Messages and further variables with a mark at each place where a special token begins, or might begin
@@ -41,8 +38,8 @@ impl<'a> Marks<'a> {
         messages: &Value,
         extra: &Map<String, Value>,
     ) -> Result<(Value, Map<String, Value>)> {
-        self.note_used_in(messages, 0)?;
-        extra.iter().try_for_each(|(_, value)| self.note_used_in(value, 0))?;
+        self.note_used_in(messages);
+        extra.values().for_each(|value| self.note_used_in(value));
         self.mark = CANDIDATES.clone().find(|c| !self.used.contains(c)).ok_or_else(|| {
             Error::new(Code::Template, "mark the text of special tokens in the messages")
                 .expected("a character of plane 15 that they do not use")
@@ -69,24 +66,16 @@ impl<'a> Marks<'a> {
         self.used.extend(text.chars().filter(|c| CANDIDATES.contains(c)));
     }
 
-    fn note_used_in(&mut self, value: &Value, depth: usize) -> Result<()> {
-        if depth > MAX_DEPTH {
-            return Err(Error::new(Code::InvalidArgument, "read the messages")
-                .expected(format!("objects nested at most {MAX_DEPTH} deep"))
-                .got("deeper ones"));
-        }
+    fn note_used_in(&mut self, value: &Value) {
         match value {
             Value::String(text) => self.note_used(text),
-            Value::Array(items) => items.iter().try_for_each(|item| self.note_used_in(item, depth + 1))?,
-            Value::Object(fields) => {
-                for (name, value) in fields {
-                    self.note_used(name);
-                    self.note_used_in(value, depth + 1)?;
-                }
-            }
+            Value::Array(items) => items.iter().for_each(|item| self.note_used_in(item)),
+            Value::Object(fields) => fields.iter().for_each(|(name, value)| {
+                self.note_used(name);
+                self.note_used_in(value);
+            }),
             Value::Null | Value::Bool(_) | Value::Number(_) => {}
         }
-        Ok(())
     }
 
     fn marked(&self, value: &Value) -> Value {

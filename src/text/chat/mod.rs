@@ -40,6 +40,9 @@ const FUEL: u64 = 5_000_000;
 /// Bytes of a template: real ones stay below 50 kB.
 const MAX_TEMPLATE: usize = 1 << 20;
 
+/// Objects and arrays within each other in what is rendered: as deep as serde_json reads them.
+const MAX_DEPTH: usize = 128;
+
 const DEFAULT: &str = "default";
 /// The template for calls with `tools`, where a checkpoint has one of its own for them.
 const TOOL_USE: &str = "tool_use";
@@ -112,6 +115,7 @@ impl ChatTemplate {
     /// The text of special tokens in the messages stands in it like the template's own: see
     /// [`ChatTemplate::encode`] for prompts of people who are not trusted.
     pub fn render(&self, messages: &serde_json::Value, options: &RenderOptions) -> Result<String> {
+        check_depth(messages, options)?;
         let failed = |e| Error::new(Code::Template, "render the chat template").because(e);
         let template = self.environment.get_template(self.name(options)).map_err(failed)?;
         template.render(self.variables(messages, options)).map_err(failed)
@@ -125,9 +129,10 @@ impl ChatTemplate {
         messages: &serde_json::Value,
         options: &RenderOptions,
     ) -> Result<Vec<u32>> {
+        check_depth(messages, options)?;
         let sources: Vec<String> =
             self.environment.templates().map(|(_, template)| template.source().to_owned()).collect();
-        let mut marks = Marks::new(tokenizer, &sources)?;
+        let mut marks = Marks::new(tokenizer, &sources);
         let (messages, extra) = marks.mark(messages, &options.extra)?;
         let rendered = self.render(&messages, &RenderOptions { extra, ..options.clone() })?;
         let (text, plain) = marks.take_out(&rendered);
@@ -169,6 +174,27 @@ fn with_prefix(tokenizer: &Tokenizer, mut ids: Vec<u32>) -> Vec<u32> {
         ids.splice(0..0, tokenizer.prefix().iter().copied());
     }
     ids
+}
+
+fn check_depth(messages: &serde_json::Value, options: &RenderOptions) -> Result<()> {
+    if std::iter::once(messages).chain(options.extra.values()).all(|value| is_shallow(value, MAX_DEPTH)) {
+        return Ok(());
+    }
+    Err(Error::new(Code::InvalidArgument, "read the messages")
+        .expected(format!("objects and arrays at most {MAX_DEPTH} deep in each other"))
+        .got("deeper ones"))
+}
+
+fn is_shallow(value: &serde_json::Value, depth_left: usize) -> bool {
+    match value {
+        serde_json::Value::Array(items) => {
+            depth_left > 0 && items.iter().all(|item| is_shallow(item, depth_left - 1))
+        }
+        serde_json::Value::Object(fields) => {
+            depth_left > 0 && fields.values().all(|value| is_shallow(value, depth_left - 1))
+        }
+        _ => true,
+    }
 }
 
 fn environment() -> Result<Environment<'static>> {

@@ -37,8 +37,12 @@ struct File<'a> {
     model: &'a RawValue,
 }
 
+/// The fields of a BPE model. Those without a default in the format are optional all the same, since models
+/// of other types lack them.
 #[derive(Deserialize)]
 struct Model<'a> {
+    /// Older files leave it out.
+    r#type: Option<String>,
     dropout: Option<f64>,
     unk_token: Option<String>,
     continuing_subword_prefix: Option<String>,
@@ -50,8 +54,7 @@ struct Model<'a> {
     #[serde(default)]
     ignore_merges: bool,
     #[serde(borrow)]
-    vocab: &'a RawValue,
-    /// Absent from models that are not BPE.
+    vocab: Option<&'a RawValue>,
     #[serde(borrow)]
     merges: Option<&'a RawValue>,
 }
@@ -60,7 +63,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Tokenizer> {
     let file: File = serde_json::from_slice(bytes).map_err(|e| damaged("tokenizer.json", e))?;
     let normalizer: Option<Normalizer> = component("normalizer", file.normalizer)?;
     let model = read_model(file.model)?;
-    let vocab = read_with(VocabSeed, model.vocab, "model.vocab")?;
+    let vocab = read_table(VocabSeed, model.vocab, "vocab")?;
     let added = read_added_tokens(file.added_tokens, &vocab, normalizer.as_ref())?;
     let bpe = build_bpe(&model, vocab, &added)?;
     Ok(Tokenizer {
@@ -85,7 +88,7 @@ fn unsupported(expected: impl Into<String>, got: impl Into<String>) -> Error {
     Error::new(Code::Unsupported, "use tokenizer.json")
         .expected(expected)
         .got(got)
-        .remedy("Choose a checkpoint with a byte-pair tokenizer of the kinds that docs name.")
+        .remedy("Choose a checkpoint whose tokenizer is a plain byte-pair encoding.")
 }
 
 /// Refuses `raw` when it is longer than `limit` bytes.
@@ -108,23 +111,22 @@ fn component<T: DeserializeOwned>(name: &str, raw: Option<&RawValue>) -> Result<
     })
 }
 
-fn read_with<'a, S: DeserializeSeed<'a>>(seed: S, raw: &'a RawValue, name: &str) -> Result<S::Value> {
+/// Streams a table of the model through `seed`.
+fn read_table<'a, S: DeserializeSeed<'a>>(
+    seed: S,
+    raw: Option<&'a RawValue>,
+    name: &str,
+) -> Result<S::Value> {
+    let raw = raw.ok_or_else(|| wrong(format!("{name} in a BPE model"), "none"))?;
     let mut json = serde_json::Deserializer::from_str(raw.get());
-    seed.deserialize(&mut json).map_err(|e| damaged(&format!("{name} of tokenizer.json"), e))
+    seed.deserialize(&mut json).map_err(|e| damaged(&format!("the model's {name} in tokenizer.json"), e))
 }
 
 fn read_model(raw: &RawValue) -> Result<Model<'_>> {
-    /// The type alone, since models of other types have other fields.
-    #[derive(Deserialize)]
-    struct Typed {
-        /// Older files leave it out.
-        r#type: Option<String>,
-    }
-    let typed: Typed = serde_json::from_str(raw.get()).map_err(|e| damaged("model of tokenizer.json", e))?;
-    if let Some(kind) = typed.r#type.filter(|kind| kind != "BPE") {
+    let model: Model = serde_json::from_str(raw.get()).map_err(|e| damaged("model of tokenizer.json", e))?;
+    if let Some(kind) = model.r#type.as_ref().filter(|kind| *kind != "BPE") {
         return Err(unsupported("a model of type \"BPE\"", format!("{kind:?}")));
     }
-    let model: Model = serde_json::from_str(raw.get()).map_err(|e| damaged("model of tokenizer.json", e))?;
     if model.dropout.is_some_and(|dropout| dropout != 0.0) {
         return Err(unsupported("a model without dropout", format!("{:?}", model.dropout)));
     }
@@ -139,8 +141,7 @@ fn read_model(raw: &RawValue) -> Result<Model<'_>> {
 }
 
 fn build_bpe(model: &Model<'_>, vocab: Vocab, added: &AddedTokens) -> Result<Bpe> {
-    let raw = model.merges.ok_or_else(|| wrong("merges in a BPE model", "none"))?;
-    let merges = read_with(MergesSeed(&vocab), raw, "model.merges")?;
+    let merges = read_table(MergesSeed(&vocab), model.merges, "merges")?;
     let unk = match &model.unk_token {
         None => None,
         Some(token) => {

@@ -1,13 +1,19 @@
 //! The compact hash table under the vocabulary and the merges: open addressing over 4-byte indices into an
 //! array that the caller owns, so that a key is never stored twice.
 
+/// A slot holds an index in its lower bits and, above, bits of the key's hash, which spare most looks at
+/// keys that are not the one.
+const INDEX_BITS: u32 = 22;
 const EMPTY: u32 = u32::MAX;
+
+/// Indices lie below this: sixteen times the largest vocabulary in use, eight times its merges.
+pub(super) const MAX_INDEX: u32 = (1 << INDEX_BITS) - 1;
 
 /// Longest run of slots that an insertion may walk. Honest keys stay below a few hundred at our load; a
 /// file whose keys were chosen to collide is refused instead of making every look-up slow.
 const MAX_PROBES: usize = 4096;
 
-/// A hash set of `u32` indices, at most three quarters full.
+/// A hash set of indices below [`MAX_INDEX`], at most three quarters full.
 pub(super) struct IndexTable {
     slots: Vec<u32>,
 }
@@ -34,26 +40,38 @@ impl IndexTable {
 
     /// The index whose key has this hash and satisfies `is_key`.
     pub(super) fn find(&self, hash: u64, is_key: impl Fn(u32) -> bool) -> Option<u32> {
+        let tag = tag(hash);
         self.probe(hash)
             .map(|slot| self.slots[slot])
-            .take_while(|&index| index != EMPTY)
-            .find(|&index| is_key(index))
+            .take_while(|&entry| entry != EMPTY)
+            .find_map(|entry| index_in(entry, tag).filter(|&index| is_key(index)))
     }
 
     /// Enters `index` under `hash` unless `is_key` holds for an index that is there already.
     pub(super) fn insert(&mut self, hash: u64, index: u32, is_key: impl Fn(u32) -> bool) -> Inserted {
+        let tag = tag(hash);
         for slot in self.probe(hash) {
-            match self.slots[slot] {
-                EMPTY => {
-                    self.slots[slot] = index;
-                    return Inserted::New;
-                }
-                known if is_key(known) => return Inserted::Known(known),
-                _ => {}
+            let entry = self.slots[slot];
+            if entry == EMPTY {
+                self.slots[slot] = tag | index;
+                return Inserted::New;
+            }
+            if let Some(known) = index_in(entry, tag).filter(|&known| is_key(known)) {
+                return Inserted::Known(known);
             }
         }
         Inserted::Crowded
     }
+}
+
+/// The hash's upper bits, in their place in a slot; its lower ones choose the slot.
+fn tag(hash: u64) -> u32 {
+    (hash >> 32) as u32 & !MAX_INDEX
+}
+
+/// The index in `entry` if its key may be one with this tag.
+fn index_in(entry: u32, tag: u32) -> Option<u32> {
+    (entry & !MAX_INDEX == tag).then_some(entry & MAX_INDEX)
 }
 
 fn mix(word: u64) -> u64 {

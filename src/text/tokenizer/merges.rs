@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, SeqAccess, Visitor};
 
-use super::index_table::{IndexTable, Inserted, hash_pair};
+use super::index_table::{IndexTable, Inserted, MAX_INDEX, hash_pair};
 use super::vocab::Vocab;
 
 #[derive(Clone, Copy)]
@@ -76,6 +76,9 @@ impl<'de> Visitor<'de> for MergesSeed<'_> {
         loop {
             joined.clear();
             match seq.next_element_seed(MergeSeed { vocab: self.0, joined: &mut joined })? {
+                Some(_) if by_rank.len() as u32 == MAX_INDEX => {
+                    return Err(A::Error::custom(format!("expected at most {MAX_INDEX} merges")));
+                }
                 Some(merge) => by_rank.push(merge),
                 None => return Merges::new(by_rank).map_err(A::Error::custom),
             }

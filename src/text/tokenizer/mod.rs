@@ -116,7 +116,10 @@ impl Tokenizer {
         scratch: &mut Scratch,
         ids: &mut Vec<u32>,
     ) -> Result<()> {
-        let begins_text = range.start == 0;
+        // As in the reference, a text whose first characters were cut off no longer begins at its beginning.
+        let is_cut = text[range.clone()].starts_with(char::is_whitespace)
+            && self.normalizer.as_ref().is_some_and(Normalizer::strips_left);
+        let begins_text = range.start == 0 && !is_cut;
         let normalized = match &self.normalizer {
             Some(normalizer) => normalizer.normalize(&text[range])?,
             None => Cow::Borrowed(&text[range]),

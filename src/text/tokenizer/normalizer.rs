@@ -44,6 +44,15 @@ impl Normalizer {
         self.apply(Cow::Borrowed(text), text.len().saturating_mul(18).saturating_add(1 << 16))
     }
 
+    /// Whether white space at the beginning is cut off.
+    pub(super) fn strips_left(&self) -> bool {
+        match self {
+            Normalizer::Strip { strip_left, .. } => *strip_left,
+            Normalizer::Sequence { normalizers } => normalizers.iter().any(Normalizer::strips_left),
+            _ => false,
+        }
+    }
+
     fn apply<'a>(&self, text: Cow<'a, str>, limit: usize) -> Result<Cow<'a, str>> {
         Ok(match self {
             Normalizer::Nfc if is_nfc(&text) => text,

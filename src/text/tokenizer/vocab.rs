@@ -4,11 +4,10 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
 
-use super::index_table::{IndexTable, Inserted, hash_bytes};
+use super::index_table::{IndexTable, Inserted, MAX_INDEX, hash_bytes};
 
-/// Ids lie below this: sixteen times the largest vocabulary in use. It bounds the table of spans when a
-/// file names an id of a thousand millions.
-pub(super) const MAX_ID: u32 = 1 << 22;
+/// Ids lie below this, which bounds the table of spans when a file names an id of a thousand millions.
+pub(super) const MAX_ID: u32 = MAX_INDEX;
 
 #[derive(Clone, Copy)]
 struct Span {
