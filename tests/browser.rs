@@ -1,6 +1,7 @@
 //! The kernels, the families and a real model inside a browser: run by wasm-bindgen-test in headless Chromium
 //! (subgroups, no f16) and Firefox (no subgroups).
 #![cfg(target_arch = "wasm32")]
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 #[path = "shared/kernels.rs"]
 mod kernels;

@@ -1,6 +1,7 @@
 //! What quantisation costs a real model: perplexity and Kullback-Leibler divergence against f32 weights.
 //! Slow on a software device, so only with JIRD_FULL; the models lie in the folder JIRD_MODELS.
 #![cfg(not(target_arch = "wasm32"))]
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::path::PathBuf;
 use std::rc::Rc;

@@ -1,6 +1,7 @@
 //! Real models continue a text as the reference implementation does. The models lie in the folder
 //! JIRD_MODELS; Gemma 3 only with JIRD_FULL, since it is slow on a software device.
 #![cfg(not(target_arch = "wasm32"))]
+#![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::path::PathBuf;
 use std::rc::Rc;
