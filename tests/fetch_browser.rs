@@ -7,6 +7,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use futures_util::future::join;
 use jird::error::Code;
 use jird::fetch::{
     BLOCK_SIZE, BlockKey, BlockStore, ByteSource, CacheStore, FetchEvent, HttpOpener, HttpSource, Metadata,
@@ -133,7 +134,7 @@ async fn an_abort_ends_a_request() {
     serve("hang", 100);
     let controller = AbortController::new().unwrap();
     let source = HttpSource::new(URL, Some(controller.signal()));
-    let (answer, ()) = futures_util::join!(source.metadata(), async { controller.abort() });
+    let (answer, ()) = join(source.metadata(), async { controller.abort() }).await;
     assert_eq!(answer.unwrap_err().code(), Code::Aborted);
 }
 
