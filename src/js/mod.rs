@@ -1,1 +1,155 @@
 //! Floor 7. The only wasm-bindgen surface: options in, events out, errors mapped to codes.
+//!
+//! `pkg-template/index.js` is written by hand over these classes and is what pages import. It checks
+//! arguments, queues calls, and turns the errors thrown here into `JirdError`.
+
+mod generation;
+mod observer;
+mod options;
+
+use std::rc::Rc;
+
+use js_sys::{Function, Object, Reflect};
+use wasm_bindgen::prelude::*;
+use web_sys::{AbortSignal, Blob};
+
+use crate::engine::{LoadOptions, Model};
+use crate::error::{Code, Error, Result};
+use crate::fetch::{BlobOpener, CacheStore, HttpOpener, Repo};
+use crate::gpu::{Gpu, GpuOptions};
+use crate::nn::WeightDtype;
+use generation::Generation;
+use observer::Observer;
+use options::{GenerateJs, LoadJs, now, prompt, read};
+
+/// The cache that holds the blocks of all models of an origin.
+const CACHE_NAME: &str = "jird-blocks-v1";
+
+/// Shows panics, which are bugs, in the console.
+#[wasm_bindgen(start)]
+pub fn start() {
+    console_error_panic_hook::set_once();
+}
+
+/// An `Error` of JavaScript with a `code`.
+fn thrown(error: Error) -> JsValue {
+    let thrown = js_sys::Error::new(&error.to_string());
+    // Setting a property of a fresh object cannot fail.
+    let _ = Reflect::set(&thrown, &"code".into(), &error.code().as_str().into());
+    thrown.into()
+}
+
+/// One loaded model, on a device of its own.
+#[wasm_bindgen]
+pub struct Engine {
+    model: Rc<Model>,
+    dtype: String,
+}
+
+#[wasm_bindgen]
+impl Engine {
+    /// Loads the model at `location`: a URL, a hub id, or `{ files: { name: Blob } }`.
+    ///
+    /// `options`: `dtype`, `context`, `cache`. `callbacks`: `onProgress(event)`, `signal`.
+    pub async fn load(
+        location: JsValue,
+        options: JsValue,
+        callbacks: JsValue,
+    ) -> std::result::Result<Engine, JsValue> {
+        Self::try_load(location, options, callbacks).await.map_err(thrown)
+    }
+
+    /// Prepares the continuation of `input`, a string or an array of messages.
+    pub async fn start(&self, input: JsValue, options: JsValue) -> std::result::Result<Generation, JsValue> {
+        self.try_start(input, options).map_err(thrown)
+    }
+
+    /// `{ modelType, dtype, context, vocabSize, adapter, memory }`
+    pub fn info(&self) -> Object {
+        object([
+            ("modelType", self.model.model_type().into()),
+            ("dtype", self.dtype.as_str().into()),
+            ("context", self.model.context().into()),
+            ("vocabSize", self.model.vocab_size().into()),
+            ("adapter", self.model.gpu().capabilities().adapter.as_str().into()),
+            ("memory", self.memory().into()),
+        ])
+    }
+
+    /// The ledger in bytes: `{ weights, kvCache, activations, other, total, peak, heap }`, where `total` and
+    /// `peak` are of the GPU.
+    pub fn memory(&self) -> Object {
+        let ledger = self.model.gpu().ledger();
+        let bytes = |bytes: u64| JsValue::from(bytes as f64);
+        let mut entries: Vec<(&str, JsValue)> =
+            ledger.entries().map(|(name, live)| (name, bytes(live))).collect();
+        entries.push(("total", bytes(ledger.total())));
+        entries.push(("peak", bytes(ledger.peak())));
+        entries.push(("heap", bytes(core::arch::wasm32::memory_size(0) as u64 * 65_536)));
+        object(entries)
+    }
+
+    async fn try_load(location: JsValue, options: JsValue, callbacks: JsValue) -> Result<Engine> {
+        let options: LoadJs = read("the options of load", options)?;
+        let dtype = options.dtype.unwrap_or_else(|| "auto".to_owned());
+        let load = LoadOptions { dtype: WeightDtype::parse(&dtype)?, context: options.context };
+        let callback = |name: &str| Reflect::get(&callbacks, &name.into()).unwrap_or_default();
+        let signal: Option<AbortSignal> = callback("signal").dyn_into().ok();
+        let on_progress: Option<Function> = callback("onProgress").dyn_into().ok();
+        let observer = Rc::new(Observer::new(on_progress, signal.clone()));
+        let repo = repo(location, options.cache.unwrap_or(true), signal, &observer).await?;
+        let gpu = Gpu::open(GpuOptions::default()).await?;
+        let model = Model::load(&gpu, repo, load, observer).await?;
+        Ok(Engine { model, dtype })
+    }
+
+    fn try_start(&self, input: JsValue, options: JsValue) -> Result<Generation> {
+        let options: GenerateJs = read("the options of generate", options)?;
+        let generation = self.model.generate(&prompt(input)?, options.into_options(now()))?;
+        Ok(Generation::new(generation))
+    }
+}
+
+/// The files at `location`, with the Cache API behind those that come over the network.
+async fn repo(
+    location: JsValue,
+    cache: bool,
+    signal: Option<AbortSignal>,
+    observer: &Observer,
+) -> Result<Repo> {
+    if let Some(location) = location.as_string() {
+        let repo = Repo::new(HttpOpener::new(&location, signal)?);
+        if !cache {
+            return Ok(repo);
+        }
+        return match CacheStore::open(CACHE_NAME).await {
+            Ok(store) => Ok(repo.with_store(Rc::new(store))),
+            Err(error) => {
+                observer.uncached("", &error);
+                Ok(repo)
+            }
+        };
+    }
+    let files =
+        Reflect::get(&location, &"files".into()).ok().and_then(|files| files.dyn_into::<Object>().ok());
+    let files = files.ok_or_else(|| {
+        Error::new(Code::InvalidArgument, "find the model")
+            .expected("a URL, a hub id, or files")
+            .got(format!("{location:?}"))
+    })?;
+    let entries = Object::entries(&files);
+    let blobs = entries.iter().filter_map(|entry| {
+        let entry: js_sys::Array = entry.dyn_into().ok()?;
+        Some((entry.get(0).as_string()?, entry.get(1).dyn_into::<Blob>().ok()?))
+    });
+    Ok(Repo::new(BlobOpener::new(blobs)))
+}
+
+fn object<'a>(entries: impl IntoIterator<Item = (&'a str, JsValue)>) -> Object {
+    let object = Object::new();
+    for (name, value) in entries {
+        // Setting a property of a fresh object cannot fail.
+        let _ = Reflect::set(&object, &name.into(), &value);
+    }
+    object
+}

@@ -1,1 +1,15 @@
-//! Floor 0. Tokenizer, chat template, streaming decode, stop sequences.
+//! Text in and text out: the tokenizer, the chat template, streaming decode and stop sequences.
+//!
+//! Nothing here knows a model, a network or a clock. Every file that is read (`tokenizer.json`,
+//! `tokenizer_config.json`, templates) is taken for hostile: it can make a call fail, never panic, hang or
+//! allocate without bound.
+
+pub mod chat;
+pub mod stop;
+pub mod stream;
+pub mod tokenizer;
+
+pub use chat::{ChatTemplate, RenderOptions};
+pub use stop::StopSequences;
+pub use stream::StreamDecoder;
+pub use tokenizer::{EncodeOptions, Tokenizer};

@@ -1,0 +1,212 @@
+/// <reference lib="dom" />
+/// <reference lib="esnext.disposable" />
+
+/**
+ * An open language model inside a web page, on its WebGPU.
+ *
+ * ```js
+ * const model = await Model.load("HuggingFaceTB/SmolLM2-135M-Instruct");
+ * for await (const text of model.generate("Once upon a time", { maxTokens: 64 })) console.log(text);
+ * await model.dispose();
+ * ```
+ *
+ * Every failure is a {@link JirdError}, except that an aborted call rejects with its signal's `reason`, as `fetch` does.
+ */
+export class Model {
+  private constructor();
+
+  /**
+   * Downloads a model, or reads it from the browser's cache, and puts it on the GPU.
+   *
+   * What cannot fit into memory, and what jird does not know, is refused before the weights are downloaded.
+   */
+  static load(source: ModelSource, options?: LoadOptions): Promise<Model>;
+
+  /**
+   * Prepares a generation. Nothing is computed before its text is asked for, and only as much as is asked for.
+   *
+   * A string is continued as it is; messages go through the model's chat template. Generations of one
+   * model run one at a time, in the order in which they are first read from; the others wait.
+   *
+   * @throws JirdError at once, with code `invalid_argument` or `disposed`.
+   */
+  generate(input: string | readonly Message[], options?: GenerateOptions): Generation;
+
+  /** What was loaded. */
+  readonly info: ModelInfo;
+
+  /** What the model holds in memory now. */
+  readonly memory: MemoryLedger;
+
+  /**
+   * Frees the model's memory. Running and waiting generations reject with code `disposed`.
+   * Resolves when the memory is free. A second call does nothing.
+   */
+  dispose(): Promise<void>;
+
+  /** The same as {@link dispose}, for `using model = await Model.load(…)`. */
+  [Symbol.dispose](): void;
+}
+
+/**
+ * Where a model's files lie:
+ * - the address of the folder with its `config.json`: absolute, or relative to the page and beginning with `./`,
+ *   `../` or `/`;
+ * - a hub id, `"owner/name"` or `"owner/name@revision"`;
+ * - the files themselves: a `FileList` of an `<input type="file" multiple>` (or `webkitdirectory`), an array of `File`,
+ *   or an object of Blobs by file name.
+ */
+export type ModelSource = string | URL | FileList | readonly File[] | Readonly<Record<string, Blob>>;
+
+/** How weights are kept on the GPU: as floating-point numbers, or quantised while loading. */
+export type Dtype = "f32" | "f16" | "q8" | "q4";
+
+export interface LoadOptions {
+  /** How weights are kept on the GPU. The default is what suits the checkpoint and the device. */
+  dtype?: Dtype;
+  /** Tokens of prompt and answer together that the model is to remember; bounds the KV cache. */
+  context?: number;
+  /** Whether downloaded files are kept in the browser's cache, and read from it. Default: true. */
+  cache?: boolean;
+  /** Called as the load goes on. If it throws, the load rejects with what it threw. */
+  onProgress?: (event: LoadProgress) => void;
+  /** Ends the load when it aborts. What was downloaded stays in the cache. */
+  signal?: AbortSignal;
+}
+
+/** A step of a load. */
+export type LoadProgress =
+  /** A small file, such as `config.json` or `tokenizer.json`, is about to be read. */
+  | { type: "file"; file: string }
+  /** Weights arrived on the GPU. The numbers are over all weight files; `cachedBytes` did not come from the network. */
+  | { type: "weights"; file: string; loadedBytes: number; totalBytes: number; cachedBytes: number }
+  /** The browser's cache could not keep a file, as when its quota is used up. The load goes on without it. */
+  | { type: "uncached"; file: string; message: string }
+  /** The GPU's pipelines are being made. */
+  | { type: "compile" };
+
+/** One turn of a chat. */
+export interface Message {
+  /** As the model's chat template knows them; the usual ones are named here. */
+  role: "system" | "user" | "assistant" | (string & {});
+  content: string;
+}
+
+export interface GenerateOptions {
+  /** At most so many new tokens. The default is what the context has room for. */
+  maxTokens?: number;
+  /** 0, the default, always takes the likeliest token; 1 samples from the model's own distribution. */
+  temperature?: number;
+  /** Sample among the `topK` likeliest tokens only. */
+  topK?: number;
+  /** Sample among the fewest tokens whose probabilities reach `topP` in sum, from 0 to 1. */
+  topP?: number;
+  /** Leave out tokens less likely than `minP` times the likeliest one, from 0 to 1. */
+  minP?: number;
+  /** Makes sampling repeatable. A whole number of at least 0. */
+  seed?: number;
+  /** The answer ends before any of these strings. */
+  stop?: string | readonly string[];
+  /** Ends this generation, or its waiting, when it aborts. */
+  signal?: AbortSignal;
+}
+
+/**
+ * The text being generated, in pieces, as an async iterable. It can be iterated once.
+ *
+ * Leaving the loop early ends the generation and frees what it held. An iterator that is neither
+ * finished nor aborted makes the model's other generations wait.
+ */
+export interface Generation extends AsyncIterable<string> {
+  /**
+   * The whole text: generates it, if nobody has begun to iterate, or waits for the end of the iteration.
+   * After an early end it is the text so far.
+   */
+  text(): Promise<string>;
+
+  /** The numbers so far. */
+  readonly stats: GenerationStats;
+
+  /** The tokens generated so far. */
+  readonly tokenIds: readonly number[];
+}
+
+export interface GenerationStats {
+  /** Tokens of the prompt, as the tokenizer and the chat template made them. */
+  promptTokens: number;
+  newTokens: number;
+  /** Milliseconds from the start of the computation to the first new token. */
+  firstTokenMs?: number;
+  /** New tokens per second after the first one. */
+  tokensPerSecond?: number;
+  /** Why it ended: the model or a stop string ended it, `maxTokens` were reached, or the caller stopped. */
+  finishReason?: "stop" | "length" | "cancelled";
+}
+
+export interface ModelInfo {
+  /** `model_type` of the checkpoint's `config.json`. */
+  modelType: string;
+  dtype: Dtype;
+  /** Tokens of prompt and answer together that the model can remember. */
+  context: number;
+  vocabSize: number;
+  memory: MemoryLedger;
+}
+
+/** Bytes by purpose. */
+export interface MemoryLedger {
+  weights: number;
+  kvCache: number;
+  activations: number;
+  /** Other buffers on the GPU: uniforms, staging, readback. */
+  other: number;
+  /** All of the GPU's bytes above. */
+  total: number;
+  /** The wasm module's linear memory, which all models of the page share. */
+  heap: number;
+}
+
+/**
+ * What went wrong, for the program:
+ * - `aborted`: the call was aborted
+ * - `checkpoint`: a file of the model is damaged or contradicts itself
+ * - `config`: `config.json` cannot be used
+ * - `context_full`: the prompt and the tokens asked for do not fit into the context
+ * - `device_lost`: the GPU was reset or taken away; load the model again
+ * - `disposed`: the model was disposed of
+ * - `internal`: a bug of jird
+ * - `invalid_argument`: an argument of the call is wrong
+ * - `missing_tensor`: the checkpoint lacks a tensor that the model needs
+ * - `network`: the network or the server failed
+ * - `no_webgpu`: there is no usable WebGPU here
+ * - `out_of_memory`: the device or the budget cannot hold what was asked for
+ * - `storage`: the browser's cache failed
+ * - `template`: the chat template failed
+ * - `tokenizer`: the tokenizer's files cannot be used, or the text cannot be encoded
+ * - `unsupported`: a model type, dtype or feature that jird does not know
+ */
+export type ErrorCode =
+  | "aborted"
+  | "checkpoint"
+  | "config"
+  | "context_full"
+  | "device_lost"
+  | "disposed"
+  | "internal"
+  | "invalid_argument"
+  | "missing_tensor"
+  | "network"
+  | "no_webgpu"
+  | "out_of_memory"
+  | "storage"
+  | "template"
+  | "tokenizer"
+  | "unsupported";
+
+/** The error that jird throws. Its message says what was asked, what was expected, what was got, and what to do. */
+export class JirdError extends Error {
+  constructor(code: ErrorCode, message: string, options?: ErrorOptions);
+  readonly name: "JirdError";
+  readonly code: ErrorCode;
+  readonly cause?: unknown;
+}

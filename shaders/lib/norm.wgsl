@@ -1,0 +1,72 @@
+// The input of a kernel, behind an optional residual update and RMSNorm over its K columns:
+//   r = x [+ delta | + rms_norm(delta) · post_weight]      (DELTA, POST_NORM)
+//   input = r · (mean(r²) + EPS)^-½ · norm_weight           (NORM)
+// Every workgroup recomputes the statistics, which costs less than a dispatch of its own.
+// Needs: K, EPS, WEIGHT_OFFSET (1 where the checkpoint stores w of 1+w), WORKGROUP; lib/reduce with Acc.
+@group(0) @binding(_) var<storage, read> x: array<vec4<f32>>;
+#ifdef NORM
+@group(0) @binding(_) var<storage, read> norm_weight: array<vec4<f32>>;
+#endif
+#ifdef DELTA
+@group(0) @binding(_) var<storage, read> delta: array<vec4<f32>>;
+#endif
+#ifdef POST_NORM
+@group(0) @binding(_) var<storage, read> post_weight: array<vec4<f32>>;
+#endif
+
+const K4: u32 = K / 4u;
+const K4_PER_THREAD: u32 = (K4 + WORKGROUP - 1u) / WORKGROUP;
+var<private> row4: u32;         // where the row starts, in vec4s
+var<private> post_scale: f32;
+var<private> norm_scale: f32;
+
+#ifdef NORM
+#import "lib/reduce.wgsl"
+fn rms_scale(square_sum: f32, thread: u32) -> f32 {
+  let total = team_sum(Acc(square_sum), thread, WORKGROUP);
+  return inverseSqrt(total[0] / f32(K) + EPS);
+}
+#endif
+
+// Row `row` of the residual stream at column 4·k4, after the update.
+fn residual4(k4: u32) -> vec4<f32> {
+  var value = x[row4 + k4];
+#ifdef POST_NORM
+  value += delta[row4 + k4] * post_scale * (post_weight[k4] + vec4<f32>(WEIGHT_OFFSET));
+#else
+#ifdef DELTA
+  value += delta[row4 + k4];
+#endif
+#endif
+  return value;
+}
+
+// To be called by the whole workgroup before input4.
+fn prepare_input(row: u32, thread: u32) {
+  row4 = row * K4;
+#ifdef POST_NORM
+  var delta_squares = 0.0;
+  for (var i = 0u; i < K4_PER_THREAD; i++) {
+    let k4 = i * WORKGROUP + thread;
+    if (k4 < K4) { let value = delta[row4 + k4]; delta_squares += dot(value, value); }
+  }
+  post_scale = rms_scale(delta_squares, thread);
+#endif
+#ifdef NORM
+  var squares = 0.0;
+  for (var i = 0u; i < K4_PER_THREAD; i++) {
+    let k4 = i * WORKGROUP + thread;
+    if (k4 < K4) { let value = residual4(k4); squares += dot(value, value); }
+  }
+  norm_scale = rms_scale(squares, thread);
+#endif
+}
+
+fn input4(k4: u32) -> vec4<f32> {
+  let value = residual4(k4);
+#ifdef NORM
+  return value * norm_scale * (norm_weight[k4] + vec4<f32>(WEIGHT_OFFSET));
+#else
+  return value;
+#endif
+}

@@ -1,0 +1,179 @@
+//! From a repository to a model that can generate.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use serde_json::Value as Json;
+
+use super::progress::{LoadObserver, Progress};
+use super::session::Session;
+use crate::checkpoint::Checkpoint;
+use crate::error::{Code, Error, Result};
+use crate::fetch::Repo;
+use crate::gpu::Gpu;
+use crate::models::{self, TextModel};
+use crate::nn::{Loader, WeightDtype};
+use crate::plan::Plan;
+use crate::text::{ChatTemplate, Tokenizer};
+
+/// Bounds of the small files, in bytes. The largest known tokenizer.json has 33 MB.
+const MAX_CONFIG_BYTES: u64 = 4 << 20;
+const MAX_TOKENIZER_BYTES: u64 = 128 << 20;
+
+/// Positions of a session where the caller names no context: enough for a chat, and affordable on a phone.
+const DEFAULT_CONTEXT: u32 = 2048;
+
+/// How to load.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadOptions {
+    /// How weight matrices are stored.
+    pub dtype: WeightDtype,
+    /// Positions that a conversation may have; None chooses.
+    pub context: Option<u32>,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self { dtype: WeightDtype::Auto, context: None }
+    }
+}
+
+/// A model on the GPU with its tokenizer.
+pub struct Model {
+    pub(super) gpu: Rc<Gpu>,
+    pub(super) text: Box<dyn TextModel>,
+    pub(super) tokenizer: Arc<Tokenizer>,
+    pub(super) template: Option<ChatTemplate>,
+    pub(super) stop_ids: BTreeSet<u32>,
+    pub(super) session: RefCell<Session>,
+    model_type: String,
+    context: u32,
+}
+
+impl Model {
+    /// Loads the model of `repo`: its configuration, tokenizer and template, then its weights in the order
+    /// of the files. Everything that can be known to fail from the configuration and the headers fails
+    /// before the first weight is fetched; a failed load leaves nothing on the GPU.
+    pub async fn load(
+        gpu: &Rc<Gpu>,
+        repo: Repo,
+        options: LoadOptions,
+        observer: Rc<dyn LoadObserver>,
+    ) -> Result<Rc<Self>> {
+        let progress = Progress::new(observer);
+        let repo = &progress.clone().watch(repo);
+        let config = json(repo, "config.json").await?.ok_or_else(|| missing(repo, "config.json"))?;
+        let checkpoint = Checkpoint::open(repo).await?;
+        progress.begin(checkpoint.files().map(|file| (file.name(), file.size())));
+        let mut loader = Loader::new(gpu, &checkpoint, options.dtype);
+        let text = models::declare(&config, &mut loader)?;
+        let context = context(options.context, text.dimensions().max_position_embeddings)?;
+        let session = Session::new(gpu, text.as_ref(), context)?;
+
+        let tokenizer = repo.read_all("tokenizer.json", MAX_TOKENIZER_BYTES).await?;
+        let tokenizer = Tokenizer::from_json(&tokenizer.ok_or_else(|| missing(repo, "tokenizer.json"))?)?;
+        let template = template(repo).await?;
+        let generation = json(repo, "generation_config.json").await?;
+
+        loader.run(&|| progress.check()).await?;
+        progress.finish();
+        let model = Rc::new(Self {
+            gpu: gpu.clone(),
+            text,
+            tokenizer: Arc::new(tokenizer),
+            template,
+            stop_ids: stop_ids(generation.as_ref().and_then(|json| json.get("eos_token_id")), &config),
+            session: RefCell::new(session),
+            model_type: config.get("model_type").and_then(Json::as_str).unwrap_or_default().to_owned(),
+            context,
+        });
+        // Compiled now, so that the first token does not wait for it.
+        model.decode_plan()?;
+        Ok(model)
+    }
+
+    /// `model_type` of its configuration.
+    pub fn model_type(&self) -> &str {
+        &self.model_type
+    }
+
+    /// Positions that a conversation may have.
+    pub fn context(&self) -> u32 {
+        self.context
+    }
+
+    /// Entries of the vocabulary.
+    pub fn vocab_size(&self) -> u32 {
+        self.text.dimensions().vocab_size
+    }
+
+    /// Its tokenizer.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// The device that it is on.
+    pub fn gpu(&self) -> &Rc<Gpu> {
+        &self.gpu
+    }
+
+    /// The plan of one greedy decode step.
+    pub fn decode_plan(&self) -> Result<Rc<Plan>> {
+        self.session.borrow_mut().decode_plan(self.text.as_ref())
+    }
+}
+
+fn missing(repo: &Repo, file: &str) -> Error {
+    Error::new(Code::Checkpoint, format!("load {}", repo.name()))
+        .expected(format!("a file {file}"))
+        .got("none")
+        .remedy("Give the folder or repository that holds config.json, tokenizer.json and model.safetensors.")
+}
+
+async fn json(repo: &Repo, file: &str) -> Result<Option<Json>> {
+    let Some(bytes) = repo.read_all(file, MAX_CONFIG_BYTES).await? else { return Ok(None) };
+    let parsed = serde_json::from_slice(&bytes);
+    parsed.map(Some).map_err(|error| Error::new(Code::Config, format!("read {file}")).because(error))
+}
+
+fn context(wished: Option<u32>, largest: u32) -> Result<u32> {
+    match wished {
+        None => Ok(DEFAULT_CONTEXT.min(largest)),
+        Some(context) if (1..=largest).contains(&context) => Ok(context),
+        Some(context) => Err(Error::new(Code::InvalidArgument, "load the model")
+            .expected(format!("a context of 1 to {largest} positions, as the model was made for"))
+            .got(context.to_string())),
+    }
+}
+
+/// The ids that end a generation: of generation_config.json, else of config.json.
+fn stop_ids(generation: Option<&Json>, config: &Json) -> BTreeSet<u32> {
+    let ids = generation.filter(|ids| !ids.is_null()).or(config.get("eos_token_id"));
+    let id = |json: &Json| json.as_u64().and_then(|id| u32::try_from(id).ok());
+    match ids {
+        Some(Json::Array(list)) => list.iter().filter_map(id).collect(),
+        Some(single) => id(single).into_iter().collect(),
+        None => BTreeSet::new(),
+    }
+}
+
+async fn template(repo: &Repo) -> Result<Option<ChatTemplate>> {
+    let config = repo.read_all("tokenizer_config.json", MAX_CONFIG_BYTES).await?;
+    if let Some(source) = repo.read_all("chat_template.jinja", MAX_CONFIG_BYTES).await? {
+        let source = String::from_utf8(source)
+            .map_err(|error| Error::new(Code::Template, "read chat_template.jinja").because(error))?;
+        return ChatTemplate::from_jinja(&source, config.as_deref().unwrap_or(b"{}")).map(Some);
+    }
+    match config {
+        // Base models have a configuration without a template.
+        Some(config) if mentions_template(&config) => ChatTemplate::from_tokenizer_config(&config).map(Some),
+        _ => Ok(None),
+    }
+}
+
+fn mentions_template(tokenizer_config: &[u8]) -> bool {
+    let parsed: Option<Json> = serde_json::from_slice(tokenizer_config).ok();
+    parsed.is_some_and(|config| config.get("chat_template").is_some_and(|template| !template.is_null()))
+}

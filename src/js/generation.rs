@@ -1,0 +1,82 @@
+//! A running generation for JavaScript.
+
+use std::cell::{Cell, RefCell};
+
+use js_sys::{Object, Uint32Array};
+use wasm_bindgen::prelude::*;
+use web_sys::AbortSignal;
+
+use super::{object, thrown};
+use crate::engine::{self, FinishReason, Stats};
+use crate::error::{Code, Error, Result};
+
+/// A running continuation, pulled by [`Generation::next`].
+#[wasm_bindgen]
+pub struct Generation {
+    /// Away while a pull is under way.
+    inner: RefCell<Option<engine::Generation>>,
+    stats: Cell<Stats>,
+    cancelled: Cell<bool>,
+}
+
+#[wasm_bindgen]
+impl Generation {
+    /// `{ text, ids }` of the next piece, or undefined when the text has ended.
+    pub async fn next(&self, signal: Option<AbortSignal>) -> std::result::Result<JsValue, JsValue> {
+        let piece = self.pull(signal).await.map_err(thrown)?;
+        Ok(piece.map_or(JsValue::UNDEFINED, |piece| {
+            let ids = js_sys::Array::from(&Uint32Array::from(piece.ids.as_slice()));
+            object([("text", piece.text.into()), ("ids", ids.into())]).into()
+        }))
+    }
+
+    /// `{ promptTokens, newTokens, firstTokenMs, tokensPerSecond, finishReason }`; what is not known yet is
+    /// undefined.
+    pub fn stats(&self) -> Object {
+        let stats = self.stats.get();
+        let reason = stats.finish_reason.map(|reason| match reason {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Cancelled => "cancelled",
+        });
+        object([
+            ("promptTokens", stats.prompt_tokens.into()),
+            ("newTokens", stats.new_tokens.into()),
+            ("firstTokenMs", stats.first_token_ms.into()),
+            ("tokensPerSecond", stats.tokens_per_second.into()),
+            ("finishReason", reason.into()),
+        ])
+    }
+
+    /// Ends the generation, at once or with the pull that is under way.
+    pub fn cancel(&self) {
+        self.cancelled.set(true);
+        if let Some(generation) = self.inner.borrow_mut().as_mut() {
+            generation.cancel();
+            self.stats.set(generation.stats());
+        }
+    }
+
+    pub(super) fn new(generation: engine::Generation) -> Self {
+        Self {
+            stats: Cell::new(generation.stats()),
+            inner: RefCell::new(Some(generation)),
+            cancelled: Cell::new(false),
+        }
+    }
+
+    async fn pull(&self, signal: Option<AbortSignal>) -> Result<Option<engine::Piece>> {
+        let taken = self.inner.borrow_mut().take();
+        let mut generation = taken.ok_or_else(|| {
+            Error::new(Code::InvalidArgument, "pull the next piece").got("a call while another was under way")
+        })?;
+        let aborted = || signal.as_ref().is_some_and(AbortSignal::aborted);
+        let piece = if aborted() { Ok(None) } else { generation.next().await };
+        if self.cancelled.get() || aborted() {
+            generation.cancel();
+        }
+        self.stats.set(generation.stats());
+        *self.inner.borrow_mut() = Some(generation);
+        if aborted() { Err(Error::new(Code::Aborted, "go on generating")) } else { piece }
+    }
+}

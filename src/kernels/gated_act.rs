@@ -1,0 +1,50 @@
+//! The activation of a gated MLP, for prefill; decode has it in the GEMV.
+
+use super::{Activation, Binding, Kernel, Prelude, fold};
+
+/// `y[m, i] = activation(gate_up[m, i]) · gate_up[m, columns + i]`. Binds `gate_up [m, 2·columns]` and
+/// `y [m, columns]`.
+#[derive(Clone, Copy, Debug)]
+pub struct GatedAct {
+    /// The activation.
+    pub activation: Activation,
+    /// Rows.
+    pub m: u32,
+    /// Columns of the result.
+    pub columns: u32,
+}
+
+impl GatedAct {
+    /// The CPU twin.
+    pub fn cpu(&self, gate_up: &[f32]) -> Vec<f32> {
+        let columns = self.columns as usize;
+        gate_up
+            .chunks(2 * columns)
+            .flat_map(|row| (0..columns).map(|i| self.activation.cpu(row[i]) * row[columns + i]))
+            .collect()
+    }
+}
+
+impl Kernel for GatedAct {
+    fn name(&self) -> &'static str {
+        "gated_act"
+    }
+
+    fn template(&self) -> &'static str {
+        include_str!("../../shaders/gated_act.wgsl")
+    }
+
+    fn prelude(&self) -> Prelude {
+        let mut prelude = Prelude::default();
+        prelude.u32("M", self.m).u32("N", self.columns).bool("GELU", self.activation == Activation::GeluTanh);
+        prelude
+    }
+
+    fn bindings(&self) -> Vec<Binding> {
+        vec![Binding::Read, Binding::Write]
+    }
+
+    fn workgroups(&self) -> [u32; 3] {
+        fold((self.m * self.columns).div_ceil(256))
+    }
+}

@@ -1,0 +1,134 @@
+//! Matrix times one vector: the kernel of decode.
+
+use super::{Activation, Binding, Input, Kernel, Prelude, fold, weight};
+use crate::checkpoint::WeightFormat;
+
+/// What becomes of a row's dot product.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Output {
+    /// It is the result.
+    Plain,
+    /// A residual is added.
+    AddResidual,
+    /// The weight holds `rows` gate rows, then `rows` up rows: `activation(gate) · up`.
+    Gated(Activation),
+    /// `cap · tanh(· / cap)`
+    Softcap(f32),
+}
+
+/// `y[rows] = output(W · input)`. Binds the weight, the input's reads, the step (`last_row`), the residual
+/// (`AddResidual`), `y`, and the updated residual (`keep_residual`).
+#[derive(Clone, Copy, Debug)]
+pub struct Gemv {
+    /// Format of the weight.
+    pub format: WeightFormat,
+    /// Rows of the result.
+    pub rows: u32,
+    /// Columns of the weight, a multiple of [`Gemv::column_multiple`].
+    pub columns: u32,
+    /// What stands in front of the input.
+    pub input: Input,
+    /// Whether the input is the step's last real row, rather than row 0.
+    pub last_row: bool,
+    /// What becomes of the dot products.
+    pub output: Output,
+    /// The smallest subgroup, where kernels may use subgroups.
+    pub subgroup_min: Option<u32>,
+}
+
+const WORKGROUP: u32 = 128;
+
+impl Gemv {
+    /// What the columns of a weight of `format` must be a multiple of.
+    pub fn column_multiple(format: WeightFormat) -> u32 {
+        match format {
+            WeightFormat::Affine { group_size, .. } => group_size,
+            _ => weight::chunk(format),
+        }
+    }
+
+    /// Invocations that share a row: at most as many as it has loads, so that none idles.
+    fn lanes(&self) -> u32 {
+        let loads = self.columns / weight::chunk(self.format);
+        (loads / 2 + 1).next_power_of_two().clamp(4, 64)
+    }
+
+    /// Rows that a team of lanes computes; with [`Output::Gated`], pairs of rows.
+    fn rows_per_team(&self) -> u32 {
+        2
+    }
+
+    fn slots(&self) -> u32 {
+        if matches!(self.output, Output::Gated(_)) { 2 * self.rows_per_team() } else { self.rows_per_team() }
+    }
+
+    /// The CPU twin. `dense` is the whole weight as f32, row-major; `input` the kernel's input row.
+    pub fn cpu(&self, dense: &[f32], input: &[f32], residual: &[f32]) -> Vec<f32> {
+        let product = |row: usize| {
+            let row = &dense[row * input.len()..][..input.len()];
+            row.iter().zip(input).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum::<f64>() as f32
+        };
+        let rows = self.rows as usize;
+        (0..rows)
+            .map(|row| match self.output {
+                Output::Plain => product(row),
+                Output::AddResidual => product(row) + residual[row],
+                Output::Gated(activation) => activation.cpu(product(row)) * product(rows + row),
+                Output::Softcap(cap) => cap * (product(row) / cap).tanh(),
+            })
+            .collect()
+    }
+}
+
+impl Kernel for Gemv {
+    fn name(&self) -> &'static str {
+        "gemv"
+    }
+
+    fn template(&self) -> &'static str {
+        include_str!("../../shaders/gemv.wgsl")
+    }
+
+    fn prelude(&self) -> Prelude {
+        let mut prelude = Prelude::default();
+        weight::prelude(&mut prelude, self.format);
+        self.input.prelude(&mut prelude);
+        let gated = match self.output {
+            Output::Gated(activation) => Some(activation),
+            _ => None,
+        };
+        let softcap = match self.output {
+            Output::Softcap(cap) => cap,
+            _ => 0.0,
+        };
+        prelude
+            .subgroups(self.subgroup_min)
+            .alias("Acc", "vec4<f32>")
+            .u32("WORKGROUP", WORKGROUP)
+            .u32("LANES", self.lanes())
+            .u32("ROWS", self.rows_per_team())
+            .u32("SLOTS", self.slots())
+            .u32("N", self.rows)
+            .u32("K", self.columns)
+            .bool("GATED", gated.is_some())
+            .bool("GELU", gated == Some(Activation::GeluTanh))
+            .f32("SOFTCAP", softcap)
+            .flag("LAST_ROW", self.last_row)
+            .flag("ADD_RESIDUAL", self.output == Output::AddResidual);
+        prelude
+    }
+
+    fn bindings(&self) -> Vec<Binding> {
+        let mut bindings = weight::bindings(self.format);
+        bindings.extend(vec![Binding::Read; self.input.reads()]);
+        bindings.extend(self.last_row.then_some(Binding::Uniform));
+        bindings.extend((self.output == Output::AddResidual).then_some(Binding::Read));
+        bindings.push(Binding::Write);
+        bindings.extend(self.input.kept());
+        bindings
+    }
+
+    fn workgroups(&self) -> [u32; 3] {
+        fold(self.rows.div_ceil(WORKGROUP / self.lanes() * self.rows_per_team()))
+    }
+}

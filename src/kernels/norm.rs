@@ -1,0 +1,109 @@
+//! The side of `lib/norm.wgsl`: a kernel's input behind a residual update and an RMSNorm.
+
+use super::{Binding, Prelude};
+
+/// Constants of the RMSNorms of a model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormKernel {
+    /// Added to the mean square.
+    pub eps: f32,
+    /// Whether the checkpoint stores `w` of `1 + w`.
+    pub unit_offset: bool,
+}
+
+impl NormKernel {
+    /// What is added to the stored weight.
+    pub fn weight_offset(self) -> f32 {
+        if self.unit_offset { 1.0 } else { 0.0 }
+    }
+
+    /// The CPU twin over one row.
+    pub fn cpu(self, row: &[f32], weight: &[f32]) -> Vec<f32> {
+        let mean = row.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>() / row.len() as f64;
+        let scale = (mean + f64::from(self.eps)).sqrt().recip() as f32;
+        row.iter().zip(weight).map(|(v, w)| v * scale * (w + self.weight_offset())).collect()
+    }
+}
+
+/// What is added to the residual before the norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PostNorm {
+    /// The update as it is.
+    None,
+    /// The update behind an RMSNorm of its own, as Gemma has it.
+    Norm,
+}
+
+/// The norm in front of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormInput {
+    /// The norm's constants.
+    pub norm: NormKernel,
+    /// A residual update that comes before the norm.
+    pub update: Option<PostNorm>,
+    /// Whether the updated residual is written for later use.
+    pub keep_residual: bool,
+}
+
+/// What a kernel reads its input through.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Input {
+    /// The value as it is.
+    Plain,
+    /// The value behind a residual update and an RMSNorm.
+    Norm(NormInput),
+}
+
+impl Input {
+    /// The same input for a kernel that leaves the updated residual to another.
+    pub fn without_residual(self) -> Self {
+        match self {
+            Input::Plain => self,
+            Input::Norm(input) => Input::Norm(NormInput { keep_residual: false, ..input }),
+        }
+    }
+
+    /// Sets the flags of `lib/norm.wgsl`.
+    pub(super) fn prelude(&self, prelude: &mut Prelude) {
+        let Input::Norm(input) = self else { return };
+        prelude
+            .flag("NORM", true)
+            .flag("DELTA", input.update.is_some())
+            .flag("POST_NORM", input.update == Some(PostNorm::Norm))
+            .flag("KEEP_RESIDUAL", input.keep_residual)
+            .f32("EPS", input.norm.eps)
+            .f32("WEIGHT_OFFSET", input.norm.weight_offset());
+    }
+
+    /// The value, then the norm's weight, the update, and the update's norm's weight, as far as there are any.
+    pub(super) fn reads(&self) -> usize {
+        match self {
+            Input::Plain => 1,
+            Input::Norm(input) => match input.update {
+                None => 2,
+                Some(PostNorm::None) => 3,
+                Some(PostNorm::Norm) => 4,
+            },
+        }
+    }
+
+    /// The bindings that only the kept residual needs.
+    pub(super) fn kept(&self) -> Option<Binding> {
+        matches!(self, Input::Norm(NormInput { keep_residual: true, .. })).then_some(Binding::Write)
+    }
+
+    /// The CPU twin over one row: the input, and the residual after the update.
+    ///
+    /// `reads` holds the row of the value and, in the order of the bindings, what else the variant reads.
+    pub fn cpu(&self, reads: &[&[f32]]) -> (Vec<f32>, Vec<f32>) {
+        let value = reads[0].to_vec();
+        let Input::Norm(input) = self else { return (value.clone(), value) };
+        let delta = match input.update {
+            None => vec![0.0; value.len()],
+            Some(PostNorm::None) => reads[2].to_vec(),
+            Some(PostNorm::Norm) => input.norm.cpu(reads[2], reads[3]),
+        };
+        let residual: Vec<f32> = value.iter().zip(delta).map(|(v, d)| v + d).collect();
+        (input.norm.cpu(&residual, reads[1]), residual)
+    }
+}

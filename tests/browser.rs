@@ -1,0 +1,67 @@
+//! The kernels, the families and a real model inside a browser: run by wasm-bindgen-test in headless Chromium
+//! (subgroups, no f16) and Firefox (no subgroups).
+#![cfg(target_arch = "wasm32")]
+
+#[path = "shared/kernels.rs"]
+mod kernels;
+#[path = "shared/models.rs"]
+mod models;
+
+use std::rc::Rc;
+
+use jird::engine::{GenerateOptions, LoadOptions, Model, Prompt};
+use jird::fetch::{CacheStore, HttpOpener, Repo};
+use jird::gpu::{Gpu, GpuOptions};
+use jird::nn::WeightDtype;
+use wasm_bindgen_test::*;
+
+wasm_bindgen_test_configure!(run_in_browser);
+
+macro_rules! kernels {
+    ($($case:ident),*) => {
+        $(#[wasm_bindgen_test]
+        async fn $case() {
+            for subgroups in [false, true] {
+                kernels::$case(&mut kernels::Rig::open(subgroups).await).await;
+            }
+        })*
+    };
+}
+
+kernels!(gemv, matmul, gather, rms_norm, gated_act, rope_append, attention, argmax, sampling);
+
+async fn gpu() -> Rc<Gpu> {
+    Gpu::open(GpuOptions::default()).await.expect("a GPU device")
+}
+
+#[wasm_bindgen_test]
+async fn golden() {
+    let gpu = gpu().await;
+    for fixture in models::FIXTURES.iter().step_by(2) {
+        models::golden(&gpu, fixture).await;
+    }
+}
+
+/// Where `./run test` serves the real models.
+const ORIGIN: Option<&str> = option_env!("JIRD_TEST_ORIGIN");
+
+#[wasm_bindgen_test]
+async fn smollm2_continues_as_the_reference_does() {
+    let origin = ORIGIN.expect("JIRD_TEST_ORIGIN, the server of the models, when the tests are compiled");
+    let expected: serde_json::Value =
+        serde_json::from_str(include_str!("fixtures/smollm2.json")).expect("the reference");
+    let gpu = gpu().await;
+    let store = CacheStore::open("jird-test").await.expect("a cache");
+    let opener = HttpOpener::new(&format!("{origin}/models/smollm2/"), None).expect("a location");
+    let repo = Repo::new(opener).with_store(Rc::new(store));
+    let options = LoadOptions { dtype: WeightDtype::F32, context: Some(64) };
+    let model = Model::load(&gpu, repo, options, Rc::new(())).await.expect("the model");
+    let options = GenerateOptions { max_tokens: Some(16), ..GenerateOptions::default() };
+    let prompt = Prompt::Text(expected["prompt"].as_str().expect("a prompt").to_owned());
+    let mut generation = model.generate(&prompt, options).expect("a generation");
+    let mut ids = Vec::new();
+    while let Some(piece) = generation.next().await.expect("a piece") {
+        ids.extend(piece.ids);
+    }
+    assert_eq!(serde_json::json!(ids), expected["ids"]);
+}

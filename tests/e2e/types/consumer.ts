@@ -1,0 +1,95 @@
+// A consumer of the package, for `tsc --strict`: what must compile, and what must not.
+
+import { JirdError, Model } from "jird";
+import type { ErrorCode, Generation, GenerationStats, LoadProgress, MemoryLedger, Message, ModelInfo } from "jird";
+
+const controller = new AbortController();
+
+export async function use(files: FileList, file: File): Promise<string> {
+  const model: Model = await Model.load("HuggingFaceTB/SmolLM2-135M-Instruct", {
+    dtype: "f16",
+    context: 2048,
+    cache: false,
+    signal: controller.signal,
+    onProgress: (event) => console.log(describe(event)),
+  });
+  await Model.load(new URL("https://models.example/smollm2/"));
+  await Model.load(files);
+  await Model.load([file]);
+  await Model.load({ "config.json": new Blob(["{}"]) });
+
+  const messages = [{ role: "user", content: "Hello" }] as const satisfies Message[];
+  const generation: Generation = model.generate(messages, {
+    maxTokens: 64,
+    temperature: 0.7,
+    topK: 40,
+    topP: 0.9,
+    minP: 0.05,
+    seed: 1,
+    stop: ["\n\n", "User:"],
+    signal: controller.signal,
+  });
+  for await (const text of generation) console.log(text.length);
+  const stats: GenerationStats = generation.stats;
+  const rate: number = stats.tokensPerSecond ?? 0;
+  const ids: readonly number[] = generation.tokenIds;
+  const info: ModelInfo = model.info;
+  const memory: MemoryLedger = model.memory;
+  console.log(rate, ids.length, info.modelType, memory.total + memory.heap);
+
+  const text: string = await model.generate("Once upon a time", { stop: "." }).text();
+  await model.dispose();
+  return text;
+}
+
+export async function scoped(): Promise<void> {
+  using model = await Model.load("./models/smollm2");
+  console.log(model.info.context);
+}
+
+function describe(event: LoadProgress): string {
+  switch (event.type) {
+    case "file":
+      return event.file;
+    case "weights":
+      return `${event.loadedBytes - event.cachedBytes} of ${event.totalBytes}`;
+    case "uncached":
+      return event.message;
+    case "compile":
+      return "compiling";
+    default:
+      return event satisfies never;
+  }
+}
+
+export function isWorthRetrying(error: unknown): boolean {
+  if (!(error instanceof JirdError)) return false;
+  const code: ErrorCode = error.code;
+  const cause: unknown = error.cause;
+  return code === "network" || (code === "device_lost" && cause !== undefined);
+}
+
+export function mustNotCompile(model: Model, error: JirdError): void {
+  // @ts-expect-error: models are made by Model.load.
+  new Model();
+  // @ts-expect-error: a number is no source.
+  void Model.load(42);
+  // @ts-expect-error: no such dtype.
+  void Model.load("a/b", { dtype: "int3" });
+  // @ts-expect-error: a misspelt option.
+  void Model.load("a/b", { onprogress: () => {} });
+  // @ts-expect-error: a misspelt option.
+  model.generate("a", { max_tokens: 8 });
+  // @ts-expect-error: a number as text.
+  model.generate("a", { temperature: "0.7" });
+  // @ts-expect-error: a message needs its content.
+  model.generate([{ role: "user" }]);
+  // @ts-expect-error: a generation is no promise of text.
+  model.generate("a").then;
+  // @ts-expect-error: stats are read-only.
+  model.generate("a").stats = { promptTokens: 0, newTokens: 0 };
+  // @ts-expect-error: no such code.
+  if (error.code === "oops") return;
+  // @ts-expect-error: the package's modules are not part of its surface.
+  void import("jird/options.js");
+}

@@ -1,0 +1,193 @@
+//! Every family against the reference implementation on tiny seeded checkpoints: run natively and in browsers.
+
+use std::rc::Rc;
+
+use jird::checkpoint::{Checkpoint, to_f32};
+use jird::fetch::{MemoryOpener, Repo};
+use jird::gpu::Gpu;
+use jird::kernels::Step;
+use jird::models::{State, TextModel, declare};
+use jird::nn::{Loader, WeightDtype};
+use jird::plan::{Plan, PlanBuilder, Value};
+
+/// A checkpoint of tests/fixtures with its golden values.
+pub struct Fixture {
+    pub name: &'static str,
+    pub config: &'static [u8],
+    pub weights: &'static [u8],
+    pub golden: &'static [u8],
+}
+
+macro_rules! fixture {
+    ($name:literal, $config:literal) => {
+        Fixture {
+            name: concat!($name, "/", $config),
+            config: include_bytes!(concat!("../fixtures/", $name, "/", $config)),
+            weights: include_bytes!(concat!("../fixtures/", $name, "/model.safetensors")),
+            golden: include_bytes!(concat!("../fixtures/", $name, "/golden.safetensors")),
+        }
+    };
+}
+
+/// Every checkpoint, with its configuration in the older and the newer form.
+pub const FIXTURES: [Fixture; 10] = [
+    fixture!("llama/tied", "config.json"),
+    fixture!("llama/tied", "config.v5.json"),
+    fixture!("llama/rope_llama3", "config.json"),
+    fixture!("llama/rope_llama3", "config.v5.json"),
+    fixture!("llama/mistral", "config.json"),
+    fixture!("llama/mistral", "config.v5.json"),
+    fixture!("gemma3/pattern", "config.json"),
+    fixture!("gemma3/pattern", "config.v5.json"),
+    fixture!("gemma3/scaled", "config.json"),
+    fixture!("gemma3/scaled", "config.v5.json"),
+];
+
+const TOLERANCE: f32 = 1e-4;
+const CONTEXT: u32 = 64;
+
+/// The golden values of a fixture.
+struct Golden(Checkpoint);
+
+impl Golden {
+    async fn open(fixture: &Fixture) -> Self {
+        Self(Checkpoint::open(&repo(fixture.golden)).await.expect("golden values"))
+    }
+
+    async fn floats(&self, name: &str) -> Vec<f32> {
+        let info = self.0.tensor(name).expect("a golden tensor");
+        to_f32(name, info.dtype, &self.0.read(name).await.expect("its bytes")).expect("floats")
+    }
+
+    async fn ids(&self, name: &str) -> Vec<u32> {
+        bytemuck::pod_collect_to_vec(&self.0.read(name).await.expect("golden ids"))
+    }
+}
+
+fn repo(weights: &[u8]) -> Repo {
+    Repo::new(MemoryOpener::new([("model.safetensors".to_owned(), weights.to_vec())]))
+}
+
+/// A tiny model and a conversation with it.
+struct Tiny {
+    gpu: Rc<Gpu>,
+    model: Box<dyn TextModel>,
+    state: State,
+}
+
+/// A plan whose logits can be read.
+struct Readable {
+    plan: Plan,
+    logits: Value,
+}
+
+impl Tiny {
+    async fn load(gpu: &Rc<Gpu>, fixture: &Fixture) -> Self {
+        let checkpoint = Checkpoint::open(&repo(fixture.weights)).await.expect("a checkpoint");
+        let config = serde_json::from_slice(fixture.config).expect("a configuration");
+        let mut loader = Loader::new(gpu, &checkpoint, WeightDtype::F32);
+        let model = declare(&config, &mut loader).expect("a model");
+        loader.run(&|| Ok(())).await.expect("weights");
+        let state = State::new(gpu, model.dimensions(), CONTEXT, 32).expect("a state");
+        Self { gpu: gpu.clone(), model, state }
+    }
+
+    fn plan(&self, rows: u32, fused: bool) -> Readable {
+        let mut builder = PlanBuilder::new(&self.gpu, rows, fused).with_taps();
+        let mut residual = self.model.forward(&mut builder, &self.state);
+        let logits = self.model.logits(&mut builder, &self.state, &mut residual);
+        builder.keep(logits);
+        Readable { plan: builder.compile().expect("a plan"), logits }
+    }
+
+    /// Logits of the last of `ids`, which stand at `position`.
+    async fn step(&self, readable: &Readable, position: u32, ids: &[u32]) -> Vec<f32> {
+        let rows = readable.plan.rows();
+        let step = Step { position, rows: ids.len() as u32, ..Step::default() };
+        self.gpu.write(&self.state.inputs.step, 0, bytemuck::bytes_of(&step));
+        let mut padded = ids.to_vec();
+        padded.resize(rows as usize, 0);
+        self.gpu.write(&self.state.inputs.tokens, 0, bytemuck::cast_slice(&padded));
+        for rope in &self.state.ropes {
+            rope.write(&self.gpu, position, rows);
+        }
+        self.gpu.submit(readable.plan.dispatches(), &[]);
+        self.read(readable, readable.logits).await
+    }
+
+    async fn read(&self, readable: &Readable, value: Value) -> Vec<f32> {
+        let bytes = u64::from(value.rows * value.columns) * 4;
+        let buffer = readable.plan.buffer(value);
+        bytemuck::pod_collect_to_vec(&self.gpu.read(buffer, 0..bytes).await.expect("a value"))
+    }
+}
+
+fn assert_close(what: &str, got: &[f32], golden: &[f32]) {
+    assert_eq!(got.len(), golden.len(), "{what}");
+    let worst = got.iter().zip(golden).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst <= TOLERANCE, "{what}: the largest error is {worst:e}");
+}
+
+fn argmax(logits: &[f32]) -> u32 {
+    (0..).zip(logits).max_by(|a, b| a.1.total_cmp(b.1)).map(|(index, _)| index).expect("logits")
+}
+
+/// Hidden states of every layer and logits of every position, by one prefill, by a padded prefill in two
+/// chunks, and by decode alone, fused and not.
+pub async fn golden(gpu: &Rc<Gpu>, fixture: &Fixture) {
+    let name = fixture.name;
+    let golden = Golden::open(fixture).await;
+    let tiny = Tiny::load(gpu, fixture).await;
+    let ids = golden.ids("long.ids").await;
+    let hidden = golden.floats("long.hidden").await;
+    let logits = golden.floats("long.logits").await;
+    let vocab = logits.len() / ids.len();
+    let logits_at = |position: usize| &logits[position * vocab..(position + 1) * vocab];
+    let last = ids.len() - 1;
+
+    let prefill = tiny.plan(ids.len() as u32, true);
+    assert_close(&format!("{name}: prefill"), &tiny.step(&prefill, 0, &ids).await, logits_at(last));
+    for (layer, &tap) in prefill.plan.taps().iter().enumerate() {
+        let got = tiny.read(&prefill, tap).await;
+        assert_close(
+            &format!("{name}: input of layer {layer}"),
+            &got,
+            &hidden[layer * got.len()..][..got.len()],
+        );
+    }
+
+    let padded = tiny.plan(16, true);
+    assert_close(&format!("{name}: first chunk"), &tiny.step(&padded, 0, &ids[..16]).await, logits_at(15));
+    assert_close(
+        &format!("{name}: padded chunk"),
+        &tiny.step(&padded, 16, &ids[16..]).await,
+        logits_at(last),
+    );
+
+    for fused in [false, true] {
+        let decode = tiny.plan(1, fused);
+        for (position, id) in ids.iter().enumerate() {
+            let got = tiny.step(&decode, position as u32, &[*id]).await;
+            assert_close(&format!("{name}: position {position}, fused {fused}"), &got, logits_at(position));
+        }
+    }
+
+    let single = golden.ids("single.ids").await;
+    let decode = tiny.plan(1, true);
+    let got = tiny.step(&decode, 0, &single).await;
+    assert_close(&format!("{name}: single token"), &got, &golden.floats("single.logits").await);
+}
+
+/// Greedy continuation after a prefill.
+pub async fn greedy(gpu: &Rc<Gpu>, fixture: &Fixture) {
+    let golden = Golden::open(fixture).await;
+    let tiny = Tiny::load(gpu, fixture).await;
+    let ids = golden.ids("long.ids").await;
+    let expected = golden.ids("long.greedy_ids").await;
+    let mut logits = tiny.step(&tiny.plan(ids.len() as u32, true), 0, &ids).await;
+    let decode = tiny.plan(1, true);
+    for (n, &id) in expected.iter().enumerate() {
+        assert_eq!(argmax(&logits), id, "{}: new token {n}", fixture.name);
+        logits = tiny.step(&decode, (ids.len() + n) as u32, &[id]).await;
+    }
+}

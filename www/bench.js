@@ -1,0 +1,94 @@
+// Measures prefill and decode in this browser: prints a table and JSON, and posts the JSON to /result for
+// whoever drives the page. Parameters of the page: model, dtype, context, prompt, new (tokens), runs.
+
+import { Model } from "./pkg/index.js";
+
+const WORDS = "the small animal ran over the warm sand and looked for seeds near its home before night".split(" ");
+const status = document.getElementById("status");
+const parameters = new URLSearchParams(location.search);
+const tokens = (name, standard) => Number(parameters.get(name) ?? standard);
+
+const result = await bench().catch((error) => ({ error: { code: error.code, message: String(error) } }));
+status.textContent = result.error ? result.error.message : "Done.";
+document.getElementById("json").textContent = JSON.stringify(result, undefined, 2);
+// Only servers that drive the page take this; others answer 404 or 405, which is well.
+await fetch("/result", { method: "POST", body: JSON.stringify(result) }).catch(() => {});
+
+async function bench() {
+  const source = parameters.get("model") ?? "./models/smollm2";
+  const promptTokens = tokens("prompt", 128);
+  const maxTokens = tokens("new", 64);
+  const started = performance.now();
+  const model = await Model.load(source, {
+    dtype: parameters.get("dtype") ?? undefined,
+    context: parameters.has("context") ? tokens("context") : undefined,
+    onProgress: ({ type, loadedBytes }) => (status.textContent = `Loading: ${type} ${loadedBytes ?? ""}`),
+  });
+  const loadMs = performance.now() - started;
+  const prompt = await promptOf(model, promptTokens);
+  const runs = [];
+  for (let run = 1; run <= tokens("runs", 3); run++) {
+    status.textContent = `Run ${run}…`;
+    runs.push(await measure(model, prompt, maxTokens));
+    showRun(run, runs.at(-1));
+  }
+  const { memory, ...info } = model.info;
+  await model.dispose();
+  return {
+    source,
+    ...info,
+    loadMs,
+    prefillTokensPerSecond: median(runs.map((run) => run.prefillTokensPerSecond)),
+    decodeTokensPerSecond: median(runs.map((run) => run.decodeTokensPerSecond)),
+    runs,
+    memory,
+    adapter: await describeAdapter(),
+    userAgent: navigator.userAgent,
+  };
+}
+
+/** A prompt of about `count` tokens. A first generation tells how many tokens a word takes, and warms up. */
+async function promptOf(model, count) {
+  status.textContent = "Warming up…";
+  const words = (length) => Array.from({ length }, (_, i) => WORDS[i % WORDS.length]).join(" ");
+  const trial = model.generate(words(count), { maxTokens: 2 });
+  await trial.text();
+  return words(Math.max(1, Math.round((count * count) / trial.stats.promptTokens)));
+}
+
+async function measure(model, prompt, maxTokens) {
+  const generation = model.generate(prompt, { maxTokens });
+  await generation.text();
+  const { promptTokens, firstTokenMs, newTokens, tokensPerSecond } = generation.stats;
+  return {
+    promptTokens,
+    firstTokenMs,
+    prefillTokensPerSecond: (promptTokens * 1000) / firstTokenMs,
+    newTokens,
+    decodeTokensPerSecond: tokensPerSecond,
+  };
+}
+
+function showRun(number, run) {
+  const table = document.getElementById("table");
+  table.hidden = false;
+  const row = table.tBodies[0].insertRow();
+  const { promptTokens, firstTokenMs, prefillTokensPerSecond, newTokens, decodeTokensPerSecond } = run;
+  const rounded = (value) => value?.toFixed(1) ?? "–";
+  const prefill = [promptTokens, rounded(firstTokenMs), rounded(prefillTokensPerSecond)];
+  for (const cell of [number, ...prefill, newTokens, rounded(decodeTokensPerSecond)]) {
+    row.insertCell().textContent = cell;
+  }
+}
+
+function median(values) {
+  const sorted = values.toSorted((a, b) => a - b);
+  const middle = Math.floor(sorted.length / 2);
+  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}
+
+async function describeAdapter() {
+  const adapter = await navigator.gpu.requestAdapter();
+  const { vendor, architecture, device, description } = adapter?.info ?? {};
+  return { vendor, architecture, device, description };
+}
