@@ -27,6 +27,9 @@ AREAS = {"text": "models that read and write text, and all that stands below the
 # Rooms that know no GPU: their tests, `room::…` in the crate and tests/ROOM.rs or tests/ROOM_*.rs, run only once.
 GPU_FREE = ("architecture", "checkpoint", "error", "fetch", "text")
 
+# tests/browser.rs and tests/ROOM_browser.rs; cargo takes the pattern.
+BROWSER_TARGETS = ("--test=*browser",)
+
 # The browser tests have the server's address compiled in; always the same one saves compiling them anew.
 TEST_PORT = 8377
 STEP_SECONDS = 1800
@@ -135,7 +138,7 @@ def steps(origin, full):
 def checks_of_the_tree():
     deny = ("--", "-D", "warnings")
     # The unit tests are native: they use crates that wasm does not have.
-    wasm = ("--lib", "--test=browser", f"--target={WASM_TARGET}")
+    wasm = ("--lib", *BROWSER_TARGETS, f"--target={WASM_TARGET}")
     yield command("format", "cargo", "fmt", "--all", "--check")
     yield command("lints, native", "cargo", "clippy", "--all-targets", *deny)
     yield command("lints, wasm", "cargo", "clippy", *wasm, *deny)
@@ -163,7 +166,7 @@ def browser_tests(name, origin, **driver):
     return runner(
         f"browser tests, {name}",
         CARGO_SUMMARY,
-        *("cargo", "test", "--no-fail-fast", f"--target={WASM_TARGET}", "--test=browser"),
+        *("cargo", "test", "--no-fail-fast", f"--target={WASM_TARGET}", *BROWSER_TARGETS),
         area="text",
         CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUNNER="wasm-bindgen-test-runner",
         WASM_BINDGEN_TEST_TIMEOUT=str(BROWSER_TEST_SECONDS),
