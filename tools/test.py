@@ -27,9 +27,14 @@ AREAS = {"text": "models that read and write text, and all that stands below the
 # Rooms that know no GPU: their tests, `room::…` in the crate and tests/ROOM.rs or tests/ROOM_*.rs, run only once.
 GPU_FREE = ("architecture", "checkpoint", "error", "fetch", "text")
 
+# tests/browser.rs and tests/ROOM_browser.rs; cargo takes the pattern.
+BROWSER_TARGETS = ("--test=*browser",)
+
 # The browser tests have the server's address compiled in; always the same one saves compiling them anew.
 TEST_PORT = 8377
 STEP_SECONDS = 1800
+END_TO_END = ROOT / "tests" / "e2e"
+NPM = ("npm", "run", "--silent")
 SETUP = "set-up"  # the one step that every run begins with
 BROWSER_TEST_SECONDS = 600
 
@@ -57,11 +62,11 @@ def check(name, work, area=None):
     return Step(name, counted, area)
 
 
-def command(name, *arguments, area=None, **env):
+def command(name, *arguments, area=None, cwd=ROOT, **env):
     """A check by a command's exit status."""
 
     def work():
-        status, _ = watched(arguments, env)
+        status, _ = watched(arguments, env, cwd)
         if status:
             raise Failure(f"`{' '.join(arguments)}` ended with status {status}")
 
@@ -84,7 +89,7 @@ def runner(name, summary, *arguments, area=None, cwd=ROOT, **env):
     return Step(name, work, area)
 
 
-def watched(arguments, env, cwd=ROOT):
+def watched(arguments, env, cwd):
     """Run a command, pass its output on line by line, and return its status and output. Ends it when it hangs."""
     process = subprocess.Popen(
         arguments,
@@ -106,6 +111,8 @@ def watched(arguments, env, cwd=ROOT):
         return process.wait(), "".join(lines)
     finally:
         limit.cancel()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def prepare(full):
@@ -115,46 +122,51 @@ def prepare(full):
 
 
 def steps(origin, full):
-    """The gate, in the order in which it is likely to fail soonest."""
+    """The gate, in about the order in which it is likely to fail soonest."""
+    yield check(SETUP, lambda: prepare(full))
+    yield from checks_of_the_tree()
+    yield runner("JavaScript surface", NODE_SUMMARY, *NPM, "unit", area="text", cwd=END_TO_END)
+    yield from native_tests(full)
+    yield browser_tests("Chromium", origin, CHROMEDRIVER=str(setup.CHROMEDRIVER))
+    yield browser_tests("Firefox", origin, GECKODRIVER=str(TOOLS / "bin" / "geckodriver"))
+    yield check("package", pack.build)
+    yield check("package sizes", pack.check_sizes)
+    yield Step("package in Chromium", package_tests, "text")
+    yield check("demo", demo.check, area="text")
+
+
+def checks_of_the_tree():
     deny = ("--", "-D", "warnings")
-    gemma_tokenizer = MODELS / "tok-gemma" / "tokenizer.json"
-    real = {"JIRD_MODELS": str(MODELS), "JIRD_GEMMA_TOKENIZER": str(gemma_tokenizer)}
+    # The unit tests are native: they use crates that wasm does not have.
+    wasm = ("--lib", *BROWSER_TARGETS, f"--target={WASM_TARGET}")
+    yield command("format", "cargo", "fmt", "--all", "--check")
+    yield command("lints, native", "cargo", "clippy", "--all-targets", *deny)
+    yield command("lints, wasm", "cargo", "clippy", *wasm, *deny)
+    yield command("documentation", "cargo", "doc", "--no-deps", RUSTDOCFLAGS="-D warnings")
+    yield command("package types", *NPM, "types", cwd=END_TO_END)
+
+
+def native_tests(full):
+    cargo_test = ("cargo", "test", "--no-fail-fast")
+    real = {"JIRD_MODELS": str(MODELS), "JIRD_GEMMA_TOKENIZER": str(MODELS / "tok-gemma" / "tokenizer.json")}
     if full:
         real["JIRD_FULL"] = "1"
     lavapipe = {"VK_ICD_FILENAMES": str(setup.LAVAPIPE_ICD), "JIRD_GPU": "lavapipe"}
-    swiftshader = {"VK_ICD_FILENAMES": str(setup.SWIFTSHADER_ICD), "JIRD_GPU": "swiftshader"}
+    yield runner("native, lavapipe", CARGO_SUMMARY, *cargo_test, area="text", **real, **lavapipe)
+
     targets = [path.stem for path in sorted((ROOT / "tests").glob("*.rs"))]
     gpu_targets = [f"--test={target}" for target in targets if target.split("_")[0] not in GPU_FREE]
     skips = [part for room in GPU_FREE for part in ("--skip", f"{room}::")]
-    e2e = ROOT / "tests" / "e2e"
-    npm = ("npm", "run", "--silent")
-
-    yield check(SETUP, lambda: prepare(full))
-    yield command("format", "cargo", "fmt", "--all", "--check")
-    yield command("lints, native", "cargo", "clippy", "--all-targets", *deny)
-    # The unit tests are native: they use crates that wasm does not have.
-    wasm = ("--lib", "--test=browser", f"--target={WASM_TARGET}")
-    yield command("lints, wasm", "cargo", "clippy", *wasm, *deny)
-    yield command("documentation", "cargo", "doc", "--no-deps", RUSTDOCFLAGS="-D warnings")
-    native = ("cargo", "test", "--no-fail-fast")
-    yield runner("native, lavapipe", CARGO_SUMMARY, *native, area="text", **real, **lavapipe)
-    swift = (*native, "--lib", *gpu_targets, "--", *skips)
-    yield runner("native, SwiftShader", CARGO_SUMMARY, *swift, area="text", **real, **swiftshader)
-    yield browser_tests("Chromium", origin, CHROMEDRIVER=str(setup.CHROMEDRIVER))
-    yield browser_tests("Firefox", origin, GECKODRIVER=str(TOOLS / "bin" / "geckodriver"))
-    yield runner("JavaScript surface", NODE_SUMMARY, *npm, "unit", area="text", cwd=e2e)
-    yield check("package", pack.build)
-    yield check("package sizes", pack.check_sizes)
-    yield command("package types", *npm, "types", f"--prefix={e2e}")
-    yield end_to_end(e2e)
-    yield check("demo", demo.check, area="text")
+    again = (*cargo_test, "--lib", *gpu_targets, "--", *skips)
+    swiftshader = {"VK_ICD_FILENAMES": str(setup.SWIFTSHADER_ICD), "JIRD_GPU": "swiftshader"}
+    yield runner("native, SwiftShader", CARGO_SUMMARY, *again, area="text", **real, **swiftshader)
 
 
 def browser_tests(name, origin, **driver):
     return runner(
         f"browser tests, {name}",
         CARGO_SUMMARY,
-        *("cargo", "test", "--no-fail-fast", f"--target={WASM_TARGET}", "--test=browser"),
+        *("cargo", "test", "--no-fail-fast", f"--target={WASM_TARGET}", *BROWSER_TARGETS),
         area="text",
         CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUNNER="wasm-bindgen-test-runner",
         WASM_BINDGEN_TEST_TIMEOUT=str(BROWSER_TEST_SECONDS),
@@ -163,16 +175,11 @@ def browser_tests(name, origin, **driver):
     )
 
 
-def end_to_end(folder):
-    """The tests of the packed tarball in a real browser; it is packed when the step's turn comes."""
-
-    def work():
-        pack.build()
-        tarball = str(pack.tarball())
-        step = runner("", NODE_SUMMARY, "npm", "run", "--silent", "browser", cwd=folder, JIRD_TARBALL=tarball)
-        return step.work()
-
-    return Step("package in Chromium", work, "text")
+def package_tests():
+    """The tests of the tarball in a real browser; it is packed when their turn comes."""
+    pack.build()
+    tarball = str(pack.tarball())
+    return runner("", NODE_SUMMARY, *NPM, "browser", cwd=END_TO_END, JIRD_TARBALL=tarball).work()
 
 
 def execute(step):
