@@ -1,5 +1,7 @@
 //! Chat templates against Jinja2 as transformers sets it up, and user text that must stay text.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
 use std::path::{Path, PathBuf};
 
 use jird::error::Code;

@@ -147,6 +147,7 @@ impl Tokenizer {
     }
 
     fn encode_word(&self, word: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) {
+        // Special tokens were cut out before: a word that spells one is meant as text.
         if self.bpe.ignore_merges
             && let Some(id) = self.bpe.vocab.id_of(word)
             && !self.is_special(id)
