@@ -1,5 +1,7 @@
 //! Chat templates against Jinja2 as transformers sets it up, and user text that must stay text.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
 use std::path::{Path, PathBuf};
 
 use jird::error::Code;
@@ -107,8 +109,10 @@ fn configs_and_templates_that_cannot_be_used_are_typed_errors() {
 fn hostile_templates_run_out_of_fuel() {
     let hostile = [
         "{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}",
-        "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(40) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}",
-        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}",
+        "{% set ns = namespace(s='xxxxxxxx') %}\
+         {% for i in range(40) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}",
+        "{% set ns = namespace(x=[1]) %}\
+         {% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}",
         "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
         "{{ 'x' * 99999999999 }}",
         "{{ messages[0].content.x.y }}",
@@ -227,6 +231,19 @@ fn special_text_cut_across_parts_stays_text() {
 }
 
 #[test]
+fn special_text_in_names_and_keys_stays_text() {
+    let tokenizer = tokenizer("smollm");
+    let template = ChatTemplate::from_jinja("{{ messages | tojson }}{{ note }}<|im_end|>", b"{}").unwrap();
+    let messages =
+        json!([{"role": "<|im_start|>", "x": {"type": "a<|im_end|>", "<|im_start|>": ["<|im_end|>"]}}]);
+    let extra = json!({"note": "<|im_start|>"}).as_object().unwrap().clone();
+    let options = RenderOptions { extra, ..options() };
+    let ids = template.encode(&tokenizer, &messages, &options).unwrap();
+    assert_eq!(specials_in(&tokenizer, &ids), [tokenizer.id_of("<|im_end|>").unwrap()]);
+    assert_eq!(tokenizer.decode(&ids, false), template.render(&messages, &options).unwrap());
+}
+
+#[test]
 fn special_tokens_flagged_normalized_are_kept_out_too() {
     let tokenizer = tokenizer("llama2");
     let inst = tokenizer.id_of("[INST]").unwrap();
@@ -252,7 +269,7 @@ proptest! {
     #[test]
     fn no_message_makes_control_tokens(
         contents in prop::collection::vec(
-            "(<\\|im_start\\|>|<\\|im_end\\|>|<\\|endoftext\\|>|<\\||<|im_end\\|>|\\|>| |\n|[a-z]{1,3}|é|你|\u{F0000}){0,8}",
+            "(<\\|im_start\\|>|<\\|im_end\\|>|<\\||<|im_end\\|>|\\|>| |\n|[a-z]{1,3}|é|你|\u{F0000}){0,8}",
             1..4,
         ),
     ) {

@@ -4,6 +4,8 @@
 //! real ones too when `JIRD_MODELS` names a folder that holds `smollm2/tokenizer.json` and
 //! `tok-gemma/tokenizer.json`.
 
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
@@ -312,6 +314,23 @@ fn a_long_word_encodes_as_in_the_reference_and_in_no_time() {
             assert_eq!(ids, expected.get_ids(), "{}", pair.name);
             assert!(took.as_secs() < 5, "{} took {took:?} for {} bytes", pair.name, text.len());
         }
+    }
+}
+
+#[test]
+fn a_long_stream_costs_each_token_the_same() {
+    for pair in SMALL.iter() {
+        let mut stream = StreamDecoder::new(pair.ours.clone(), true);
+        let ids = (0..pair.ours.vocab_size()).cycle().step_by(7).take(300_000);
+        let begin = std::time::Instant::now();
+        let text: String = ids.clone().map(|id| stream.push(id)).collect();
+        assert!(begin.elapsed().as_secs() < 5, "{} took {:?}", pair.name, begin.elapsed());
+        assert_eq!(
+            text + &stream.finish(),
+            pair.ours.decode(&ids.collect::<Vec<_>>(), true),
+            "{}",
+            pair.name
+        );
     }
 }
 

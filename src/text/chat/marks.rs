@@ -11,8 +11,8 @@ use crate::text::tokenizer::Tokenizer;
 /// Plane 15: characters without meaning, which fonts of icons seldom use.
 const CANDIDATES: RangeInclusive<char> = '\u{F0000}'..='\u{FFFFD}';
 
-/// Keys whose values are names from a closed list, of which templates make control tokens:
-/// `'<|' + message.role + '|>'`.
+/// Keys of names from a closed list, which templates compare and make control tokens of:
+/// `'<|' + message.role + '|>'`. A value that is no name is marked all the same.
 const NAMES: [&str; 2] = ["role", "type"];
 
 /// Marks special tokens' text in messages and takes the marks out of what was rendered.
@@ -91,7 +91,7 @@ impl<'a> Marks<'a> {
 
     fn marked_field(&self, name: &str, value: &Value) -> (String, Value) {
         let value = match value {
-            Value::String(_) if NAMES.contains(&name) => value.clone(),
+            Value::String(text) if NAMES.contains(&name) && is_name(text) => value.clone(),
             _ => self.marked(value),
         };
         (self.marked_text(name), value)
@@ -108,4 +108,8 @@ impl<'a> Marks<'a> {
         marked.push_str(&text[end..]);
         marked
     }
+}
+
+fn is_name(text: &str) -> bool {
+    text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
 }

@@ -9,7 +9,8 @@
 //! by a private-use character that occurs nowhere else. The marks travel through the template with the text
 //! around them, through `trim`, `split` and `+` alike; afterwards they are taken out, and no special token
 //! may begin where one stood. Text without such places is not changed at all, so that the template sees it
-//! as it is; the values of `role` and `type` are never marked, since templates make tokens of them.
+//! as it is. Names under `role` and `type` are not marked, since templates make control tokens of them: which
+//! roles a conversation may have is for the page to say.
 //!
 //! Limits: a template that compares, measures or cuts by position text that holds a special token's text
 //! sees the mark in it; added tokens that the tokenizer does not call special (`<think>` of Qwen) are found in

@@ -82,31 +82,21 @@ impl AddedTokens {
                 normalized_forms.push((index as u32, form));
             }
         }
-        let mut added = Self {
-            normalized_forms,
-            raw: LiteralSet::default(),
-            normalized: LiteralSet::default(),
-            specials: LiteralSet::default(),
-            has_normalized_special: tokens.iter().any(|token| token.special && token.normalized),
-            tokens,
+        let contents = |has: fn(&AddedToken) -> bool| {
+            let members = tokens.iter().zip(0..).filter(move |(token, _)| has(token));
+            LiteralSet::new(members.map(|(token, index)| (token.content.as_str(), index)))
         };
-        added.raw = added.set(|token| !token.normalized, |index| &added.tokens[index].content);
-        added.normalized = added.set(|token| token.normalized, |index| added.form(index));
-        added.specials = added.set(|token| token.special, |index| &added.tokens[index].content);
-        Ok(added)
-    }
-
-    fn set<'a>(&self, has: impl Fn(&AddedToken) -> bool, text: impl Fn(usize) -> &'a str) -> LiteralSet {
-        let members = self.tokens.iter().enumerate().filter(|(_, token)| has(token));
-        LiteralSet::new(members.map(|(index, _)| (text(index), index as u32)))
-    }
-
-    /// The text of the token as it is matched and decoded.
-    fn form(&self, index: usize) -> &str {
-        match self.normalized_forms.binary_search_by_key(&(index as u32), |(index, _)| *index) {
-            Ok(at) => &self.normalized_forms[at].1,
-            Err(_) => &self.tokens[index].content,
-        }
+        let forms = tokens.iter().zip(0..).filter(|(token, _)| token.normalized);
+        Ok(Self {
+            raw: contents(|token| !token.normalized),
+            normalized: LiteralSet::new(
+                forms.map(|(token, index)| (form(token, index, &normalized_forms), index)),
+            ),
+            specials: contents(|token| token.special),
+            has_normalized_special: tokens.iter().any(|token| token.special && token.normalized),
+            normalized_forms,
+            tokens,
+        })
     }
 
     fn index_of(&self, id: u32) -> Option<usize> {
@@ -119,14 +109,11 @@ impl AddedTokens {
 
     /// The text that the token decodes to.
     pub(super) fn decoded(&self, id: u32) -> Option<&str> {
-        self.index_of(id).map(|index| self.form(index))
+        self.index_of(id).map(|index| form(&self.tokens[index], index as u32, &self.normalized_forms))
     }
 
     pub(super) fn id_of(&self, content: &str) -> Option<u32> {
-        let exact = |set: &LiteralSet| set.get(content).map(|index| &self.tokens[index as usize]);
-        let found = exact(&self.raw).or_else(|| exact(&self.specials));
-        let normalized = || self.tokens.iter().find(|token| token.normalized && token.content == content);
-        found.or_else(normalized).map(|token| token.id)
+        self.tokens.iter().find(|token| token.content == content).map(|token| token.id)
     }
 
     /// One more than the largest id.
@@ -162,7 +149,8 @@ impl AddedTokens {
         let Part::Text(range) = part else { return vec![part] };
         let mut parts = Vec::new();
         let mut end = range.start;
-        for &at in offsets.iter().filter(|at| range.contains(at)) {
+        let first = offsets.partition_point(|&at| at < range.start);
+        for &at in offsets[first..].iter().take_while(|&&at| at < range.end) {
             if at < end {
                 continue;
             }
@@ -207,6 +195,14 @@ impl AddedTokens {
             parts.push(Part::Text(end..text.len()));
         }
         parts
+    }
+}
+
+/// The text of the token as it is matched and decoded.
+fn form<'a>(token: &'a AddedToken, index: u32, normalized_forms: &'a [(u32, String)]) -> &'a str {
+    match normalized_forms.binary_search_by_key(&index, |(index, _)| *index) {
+        Ok(at) => &normalized_forms[at].1,
+        Err(_) => &token.content,
     }
 }
 

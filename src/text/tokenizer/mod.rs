@@ -3,7 +3,7 @@
 //!
 //! The `tokenizers` crate keeps 287 MB for Gemma's vocabulary of 262,144 tokens; a phone's tab has not that
 //! much to give. So the file is read as a stream into one arena of text, spans and two tables of 4-byte
-//! slots, which come to a fifteenth of it. The tests compare every step with the `tokenizers` crate.
+//! slots, which come to a sixteenth of it. The tests compare every step with the `tokenizers` crate.
 //!
 //! Differences from it, on purpose: `truncation` and `padding` are left to the caller; a file that
 //! contradicts itself is refused.
@@ -147,6 +147,7 @@ impl Tokenizer {
     }
 
     fn encode_word(&self, word: &str, scratch: &mut Scratch, ids: &mut Vec<u32>) {
+        // Special tokens were cut out before: a word that spells one is meant as text.
         if self.bpe.ignore_merges
             && let Some(id) = self.bpe.vocab.id_of(word)
             && !self.is_special(id)
