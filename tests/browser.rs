@@ -43,6 +43,14 @@ async fn golden() {
     }
 }
 
+#[wasm_bindgen_test]
+async fn greedy() {
+    let gpu = gpu().await;
+    for fixture in models::FIXTURES.iter().step_by(2) {
+        models::greedy(&gpu, fixture).await;
+    }
+}
+
 /// Where `./run test` serves the real models.
 const ORIGIN: Option<&str> = option_env!("JIRD_TEST_ORIGIN");
 

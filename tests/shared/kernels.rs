@@ -441,23 +441,3 @@ pub async fn sampling(rig: &mut Rig) {
         }
     }
 }
-
-/// Draws follow the softmax of what is kept.
-pub async fn sampling_distribution(rig: &mut Rig) {
-    let logits = [1.0f32, 2.0, 0.0, 3.0, -1.0];
-    let draws = 400;
-    let mut counts = [0u32; 5];
-    for position in 0..draws {
-        let step =
-            Step { position, rows: 1, seed: 3, top_k: 4, temperature: 2.0, top_p: 1.0, ..Step::default() };
-        let threshold = Threshold { n: 5, subgroup_min: rig.subgroup_min() };
-        counts[Argmax::cpu_sampled(&step, threshold.cpu(&step, &logits), &logits) as usize] += 1;
-    }
-    let mass: Vec<f64> = logits[..4].iter().map(|&logit| f64::from(logit / 2.0).exp()).collect();
-    let total: f64 = mass.iter().sum();
-    assert_eq!(counts[4], 0, "the fifth token is outside of the top four");
-    for (count, mass) in counts.iter().zip(mass) {
-        let expected = mass / total * f64::from(draws);
-        assert!((f64::from(*count) - expected).abs() < 4.0 * expected.sqrt(), "{counts:?}");
-    }
-}
