@@ -5,6 +5,10 @@
 //! bias could have with its codes is known in closed form; from the most promising one, scale and bias are
 //! fitted to the codes and the codes chosen anew, a few times. What counts in the end is the error after
 //! scale and bias are rounded to f16, as the kernels will read them.
+//!
+//! An error of a large value costs more than one of a small value: the weight of a value is the group's root
+//! mean square plus the value's own size. On SmolLM2-135M at 4 bits in groups of 32 this brought the mean KL
+//! divergence from the unquantised model from 0.075 to 0.065 over two texts.
 
 use half::f16;
 
@@ -48,18 +52,23 @@ struct Group<'a> {
     min: f32,
     max: f32,
     levels: f32,
-    /// The values less `min`, which keeps the fit well conditioned far from zero; their sum; and the sum
-    /// of the squares of their distances from their mean.
+    /// What an error of each value costs.
+    weights: [f32; MAX_GROUP],
+    weight_sum: f64,
+    /// The values less `min`, which keeps the fit well conditioned far from zero; their weighted sum; and
+    /// the weighted sum of the squares of their distances from their mean.
     offsets: [f32; MAX_GROUP],
     offset_sum: f64,
     offset_variation: f64,
     /// Codes and errors of the trial at hand. Each sum over them has a loop of its own: fused into one,
     /// the compiler finds no SIMD in it.
     codes: [f32; MAX_GROUP],
+    weighted_codes: [f32; MAX_GROUP],
     errors: [f32; MAX_GROUP],
+    weighted_errors: [f32; MAX_GROUP],
 }
 
-/// How well a scale and a bias serve a group, and sums over the codes that they lead to.
+/// How well a scale and a bias serve a group, and weighted sums over the codes that they lead to.
 struct Trial {
     affine: Affine,
     squared_error: f32,
@@ -183,20 +192,34 @@ impl<'a> Group<'a> {
             min,
             max,
             levels: ((1u32 << bits) - 1) as f32,
+            weights: [0.0; MAX_GROUP],
+            weight_sum: 0.0,
             offsets: [0.0; MAX_GROUP],
             offset_sum: 0.0,
             offset_variation: 0.0,
             codes: [0.0; MAX_GROUP],
+            weighted_codes: [0.0; MAX_GROUP],
             errors: [0.0; MAX_GROUP],
+            weighted_errors: [0.0; MAX_GROUP],
         };
-        for (offset, value) in group.offsets.iter_mut().zip(values) {
-            *offset = value - min;
-        }
-        let offsets = &group.offsets[..values.len()];
-        group.offset_sum = f64::from(sum(offsets));
-        group.offset_variation =
-            f64::from(dot(offsets, offsets)) - group.offset_sum * group.offset_sum / values.len() as f64;
+        group.weigh();
         group
+    }
+
+    fn weigh(&mut self) {
+        let count = self.values.len();
+        let root_mean_square = (dot(self.values, self.values) / count as f32).sqrt();
+        let mut weighted_offsets = [0f32; MAX_GROUP];
+        let places = self.weights.iter_mut().zip(&mut self.offsets).zip(&mut weighted_offsets);
+        for (((weight, offset), weighted), value) in places.zip(self.values) {
+            *weight = root_mean_square + value.abs();
+            *offset = value - self.min;
+            *weighted = *weight * *offset;
+        }
+        self.weight_sum = f64::from(sum(&self.weights[..count]));
+        self.offset_sum = f64::from(sum(&weighted_offsets[..count]));
+        self.offset_variation = f64::from(dot(&weighted_offsets[..count], &self.offsets[..count]))
+            - self.offset_sum * self.offset_sum / self.weight_sum;
     }
 
     /// The best scale and bias found from `starts`, or those that cover the whole range: they win where f16
@@ -246,32 +269,38 @@ impl<'a> Group<'a> {
         let inverse = affine.inverse_scale();
         let levels = self.levels;
         let count = self.values.len();
-        for ((code, error), value) in self.codes.iter_mut().zip(&mut self.errors).zip(self.values) {
+        let codes = self.codes.iter_mut().zip(&mut self.weighted_codes);
+        let errors = self.errors.iter_mut().zip(&mut self.weighted_errors);
+        let given = self.values.iter().zip(&self.weights);
+        for (((code, weighted_code), (error, weighted_error)), (value, weight)) in
+            codes.zip(errors).zip(given)
+        {
             *code = nearest_code(*value, bias, inverse, levels);
+            *weighted_code = weight * *code;
             *error = scale * *code + bias - value;
+            *weighted_error = weight * *error;
         }
-        let (codes, errors, offsets) = (&self.codes[..count], &self.errors[..count], &self.offsets[..count]);
         Trial {
             affine,
-            squared_error: dot(errors, errors),
-            sum_code: sum(codes),
-            sum_code_code: dot(codes, codes),
-            sum_code_offset: dot(codes, offsets),
+            squared_error: dot(&self.weighted_errors[..count], &self.errors[..count]),
+            sum_code: sum(&self.weighted_codes[..count]),
+            sum_code_code: dot(&self.weighted_codes[..count], &self.codes[..count]),
+            sum_code_offset: dot(&self.weighted_codes[..count], &self.offsets[..count]),
         }
     }
 
     /// The best scale and bias for the codes of a trial; `None` if all codes are the same.
     fn fit(&self, trial: &Trial) -> Option<Fit> {
-        let count = self.values.len() as f64;
+        let weight = self.weight_sum;
         let [sum_code, sum_code_code, sum_code_offset] =
             [trial.sum_code, trial.sum_code_code, trial.sum_code_offset].map(f64::from);
-        let code_variation = sum_code_code - sum_code * sum_code / count;
+        let code_variation = sum_code_code - sum_code * sum_code / weight;
         if code_variation <= 0.0 {
             return None;
         }
-        let covariation = sum_code_offset - sum_code * self.offset_sum / count;
+        let covariation = sum_code_offset - sum_code * self.offset_sum / weight;
         let scale = f16::from_f64(covariation / code_variation).to_f64();
-        let bias = (self.offset_sum - scale * sum_code) / count + f64::from(self.min);
+        let bias = (self.offset_sum - scale * sum_code) / weight + f64::from(self.min);
         Some(Fit {
             scale: scale as f32,
             bias: bias as f32,
@@ -295,16 +324,19 @@ impl<'a> Group<'a> {
             }
             let trial = self.trial(Affine { scale: step, bias: self.min });
             let Some(fit) = self.fit(&trial) else { continue };
-            // The least value may have any code that leaves room for the steps above it; with the right
-            // one f16 holds the bias exactly.
-            for code in 0..=self.levels as u32 - steps {
-                let trial = self.trial(Affine::rounded(fit.scale, fit.bias - fit.scale * code as f32));
-                // It is not finite where the bias is beyond f16.
-                if trial.squared_error.is_finite() {
-                    best = Some(match best {
-                        Some(best) => best.better(trial),
-                        None => trial,
-                    });
+            // The range gives an exact lattice exactly, the fit is nearer to one that the type rounded. The
+            // least value may have any code that leaves room for the steps above it; with the right one
+            // f16 holds the bias exactly.
+            for (scale, least) in [(step, self.min), (fit.scale, fit.bias)] {
+                for code in 0..=self.levels as u32 - steps {
+                    let trial = self.trial(Affine::rounded(scale, least - scale * code as f32));
+                    // It is not finite where the bias is beyond f16.
+                    if trial.squared_error.is_finite() {
+                        best = Some(match best {
+                            Some(best) => best.better(trial),
+                            None => trial,
+                        });
+                    }
                 }
             }
             if best.as_ref().is_some_and(|best| best.squared_error == 0.0) {
