@@ -16,7 +16,7 @@ import setup
 from project import ROOT, Failure, main, say
 from serve import Server
 
-CHECK_SECONDS = 600  # in software, on a busy machine
+CHECK_SECONDS = 1500  # in software, on a busy machine
 
 
 def demo():

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tomllib
@@ -63,7 +64,8 @@ def output_of(*command):
 
 
 def main(function):
-    """Run a script's `function`; its integer is the exit status."""
+    """Run a script's `function`; its integer is the exit status. Being ended leaves no browser behind."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         sys.exit(function())
     except Failure as failure:
