@@ -2,8 +2,8 @@
 // W: lib/weight. input: lib/norm, row 0 or (LAST_ROW) the step's last real row.
 // output: as it is; + residual[n] (ADD_RESIDUAL); activate(gate) · up, where gate is row n and up is row
 // N + n of W (GATED); cap · tanh(· / cap) (SOFTCAP).
-// Dispatch: N / (WORKGROUP / LANES · ROWS) workgroups, folded over x and y. A team of LANES invocations
-// computes ROWS rows and shares the loads of the input. Caller: nn::Linear.
+// Dispatch: N / (WORKGROUP / LANES · 2) workgroups, folded over x and y. A team of LANES invocations
+// computes two rows (with GATED two pairs) and shares the loads of the input. Caller: nn::Linear.
 #import "lib/weight.wgsl"
 #import "lib/norm.wgsl"
 #import "lib/reduce.wgsl"
@@ -23,9 +23,28 @@ const TEAMS: u32 = WORKGROUP / LANES;
 const CHUNKS: u32 = K4 / CHUNK4;
 const CHUNKS_PER_LANE: u32 = (CHUNKS + LANES - 1u) / LANES;
 
-// Row of W of accumulator `slot`: ROWS plain rows, or ROWS gate rows and their up rows.
-fn weight_row(first: u32, slot: u32) -> u32 {
-  return min(first + slot % ROWS, N - 1u) + select(0u, N, slot >= ROWS);
+// The input at chunk `chunk`, written out: software drivers do not unroll loops over private arrays.
+fn load_chunk(chunk: u32, inputs: ptr<function, array<vec4<f32>, 8>>) -> f32 {
+  let k4 = chunk * CHUNK4;
+  (*inputs)[0] = input4(k4);
+  var total = (*inputs)[0];
+  if (CHUNK4 > 1u) {
+    (*inputs)[1] = input4(k4 + 1u);
+    total += (*inputs)[1];
+  }
+  if (CHUNK4 > 2u) {
+    (*inputs)[2] = input4(k4 + 2u);
+    (*inputs)[3] = input4(k4 + 3u);
+    total += (*inputs)[2] + (*inputs)[3];
+  }
+  if (CHUNK4 > 4u) {
+    (*inputs)[4] = input4(k4 + 4u);
+    (*inputs)[5] = input4(k4 + 5u);
+    (*inputs)[6] = input4(k4 + 6u);
+    (*inputs)[7] = input4(k4 + 7u);
+    total += (*inputs)[4] + (*inputs)[5] + (*inputs)[6] + (*inputs)[7];
+  }
+  return dot(total, vec4<f32>(1.0));
 }
 
 @compute @workgroup_size(WORKGROUP)
@@ -49,34 +68,34 @@ fn main(
   }
 #endif
   let lane = thread % LANES;
-  let first = (group_index * TEAMS + thread / LANES) * ROWS;
+  // A team's two rows; the last team's second may lie past the end, and is then computed in vain.
+  let row = (group_index * TEAMS + thread / LANES) * 2u;
+  let row_0 = min(row, N - 1u);
+  let row_1 = min(row + 1u, N - 1u);
 
   var sums = vec4<f32>(0.0);
   for (var i = 0u; i < CHUNKS_PER_LANE; i++) {
     let chunk = i * LANES + lane;
     if (chunk < CHUNKS) {
-      var inputs: array<vec4<f32>, CHUNK4>;
-      var total = vec4<f32>(0.0);
-      for (var j = 0u; j < CHUNK4; j++) {
-        inputs[j] = input4(chunk * CHUNK4 + j);
-        total += inputs[j];
-      }
-      let input_sum = dot(total, vec4<f32>(1.0));
-      for (var slot = 0u; slot < SLOTS; slot++) {
-        sums[slot] += dot_chunk(weight_row(first, slot), chunk, &inputs, input_sum);
+      var inputs: array<vec4<f32>, 8>;
+      let input_sum = load_chunk(chunk, &inputs);
+      sums.x += dot_chunk(row_0, chunk, &inputs, input_sum);
+      sums.y += dot_chunk(row_1, chunk, &inputs, input_sum);
+      if (GATED) {
+        sums.z += dot_chunk(N + row_0, chunk, &inputs, input_sum);
+        sums.w += dot_chunk(N + row_1, chunk, &inputs, input_sum);
       }
     }
   }
   sums = team_sum(sums, thread, LANES);
 
-  if (lane < ROWS && first + lane < N) {
-    let row = first + lane;
-    var value = sums[lane];
-    if (GATED) { value = activate(value) * sums[min(lane + ROWS, 3u)]; }
+  if (lane < 2u && row + lane < N) {
+    var value = select(sums.x, sums.y, lane == 1u);
+    if (GATED) { value = activate(value) * select(sums.z, sums.w, lane == 1u); }
     if (SOFTCAP > 0.0) { value = SOFTCAP * tanh(clamp(value / SOFTCAP, -10.0, 10.0)); }
 #ifdef ADD_RESIDUAL
-    value += residual[row];
+    value += residual[row + lane];
 #endif
-    y[row] = value;
+    y[row + lane] = value;
   }
 }

@@ -23,32 +23,40 @@ fn mass(logit: f32, highest: f32) -> f32 {
   return exp(clamp((logit - highest) / step.temperature, -80.0, 0.0));
 }
 
+// How many of the four sums, over the whole workgroup, reach `goal`.
+fn reaching(sums: vec4<f32>, goal: f32, thread: u32) -> u32 {
+  let totals = team_sum(sums, thread, WORKGROUP);
+  return dot(select(vec4<u32>(0u), vec4<u32>(1u), totals >= vec4<f32>(goal)), vec4<u32>(1u));
+}
+
 // The largest key at which the statistic over logits of at least `floor` reaches `goal`.
 fn search(goal: f32, by_mass: bool, floor: u32, highest: f32, thread: u32) -> u32 {
   var low = 0u;
   for (var pass_index = 0u; pass_index < 8u; pass_index++) {
     let width = 1u << (28u - 4u * pass_index);
-    var sums: array<vec4<f32>, 4>;
+    var sums_0 = vec4<f32>(0.0);
+    var sums_1 = vec4<f32>(0.0);
+    var sums_2 = vec4<f32>(0.0);
+    var sums_3 = vec4<f32>(0.0);
     for (var i = 0u; i < PER_THREAD; i++) {
       let index = i * WORKGROUP + thread;
       if (index < N) {
         let key = ordered(logits[index]);
         if (key >= floor && key >= low) {
           let weight = select(1.0, mass(logits[index], highest), by_mass);
-          let bin = min((key - low) / width, 15u);
-          for (var j = 0u; j < 16u; j++) {
-            if (bin >= j) { sums[j / 4u][j % 4u] += weight; }
-          }
+          // In bin b the logit counts for the thresholds of bins 0 to b.
+          let bin = vec4<u32>(min((key - low) / width, 15u));
+          sums_0 += select(vec4<f32>(0.0), vec4<f32>(weight), bin >= vec4<u32>(0u, 1u, 2u, 3u));
+          sums_1 += select(vec4<f32>(0.0), vec4<f32>(weight), bin >= vec4<u32>(4u, 5u, 6u, 7u));
+          sums_2 += select(vec4<f32>(0.0), vec4<f32>(weight), bin >= vec4<u32>(8u, 9u, 10u, 11u));
+          sums_3 += select(vec4<f32>(0.0), vec4<f32>(weight), bin >= vec4<u32>(12u, 13u, 14u, 15u));
         }
       }
     }
-    var chosen = 0u;
-    for (var j = 0u; j < 4u; j++) {
-      let totals = team_sum(sums[j], thread, WORKGROUP);
-      for (var lane = 0u; lane < 4u; lane++) {
-        if (totals[lane] >= goal) { chosen = max(chosen, j * 4u + lane); }
-      }
-    }
+    // Sums fall from bin to bin, so the number of those that reach the goal is the last one's index + 1.
+    let reached = reaching(sums_0, goal, thread) + reaching(sums_1, goal, thread)
+      + reaching(sums_2, goal, thread) + reaching(sums_3, goal, thread);
+    let chosen = max(reached, 1u) - 1u;
     low += chosen * width;
   }
   return low;

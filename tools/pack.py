@@ -53,11 +53,10 @@ def wasm_file():
 def compile_wasm(build):
     say("compiling to wasm")
     features = [f"--features={','.join(build['features'])}"] if build["features"] else []
-    flags = " ".join(f"-Ctarget-feature=+{feature}" for feature in build["target-features"])
     wasm_pack = ["wasm-pack", "--quiet", "build", "--mode=no-install", "--no-pack", "--no-opt", "--no-typescript"]
     options = [f"--{build['profile']}", f"--target={build['target']}", f"--out-name={build['out-name']}"]
     command = [*wasm_pack, *options, f"--out-dir={PACKAGE}", ROOT, *features]
-    run(*command, env=environment(CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUSTFLAGS=flags))
+    run(*command, env=environment())
 
 
 def optimise(wasm, flags):

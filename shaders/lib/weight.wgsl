@@ -1,5 +1,5 @@
 // The weight matrix W [rows, K] in the format of the variant. Each piece gives
-//   CHUNK4                 vec4s of the input that one 16-byte load covers
+//   CHUNK4                 vec4s of the input that one 16-byte load covers, at most 8
 //   weight4(row, k4)       elements 4·k4 … 4·k4+3 of a row
 //   dot_chunk(row, c, x, x_sum)   dot product of the row's chunk c with x, whose elements sum to x_sum
 #ifdef WEIGHT_F32

@@ -24,13 +24,17 @@ fn weight4(row: u32, k4: u32) -> vec4<f32> {
 }
 
 // A chunk never straddles groups: it is 32 codes of 4 bits or 16 of 8, and groups are of 32 or more.
-fn dot_chunk(row: u32, chunk: u32, x: ptr<function, array<vec4<f32>, CHUNK4>>, x_sum: f32) -> f32 {
+fn dot_chunk(row: u32, chunk: u32, x: ptr<function, array<vec4<f32>, 8>>, x_sum: f32) -> f32 {
   let words = weights[row * (K / (4u * CODES_PER_WORD)) + chunk];
-  var products = 0.0;
-  for (var i = 0u; i < CHUNK4; i++) {
-    let quarter = CODES_PER_WORD / 4u;
-    products += dot(codes4(words[i / quarter], i % quarter), (*x)[i]);
-  }
+#ifdef BITS_4
+  let products = dot(codes4(words.x, 0u), (*x)[0]) + dot(codes4(words.x, 1u), (*x)[1])
+    + dot(codes4(words.y, 0u), (*x)[2]) + dot(codes4(words.y, 1u), (*x)[3])
+    + dot(codes4(words.z, 0u), (*x)[4]) + dot(codes4(words.z, 1u), (*x)[5])
+    + dot(codes4(words.w, 0u), (*x)[6]) + dot(codes4(words.w, 1u), (*x)[7]);
+#else
+  let products = dot(codes4(words.x, 0u), (*x)[0]) + dot(codes4(words.y, 0u), (*x)[1])
+    + dot(codes4(words.z, 0u), (*x)[2]) + dot(codes4(words.w, 0u), (*x)[3]);
+#endif
   let affine = group_affine(row, chunk * 4u * CODES_PER_WORD);
   return affine.x * products + affine.y * x_sum;
 }

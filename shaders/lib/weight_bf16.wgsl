@@ -12,7 +12,7 @@ fn weight4(row: u32, k4: u32) -> vec4<f32> {
   return unpack4(select(words.x, words.z, upper), select(words.y, words.w, upper));
 }
 
-fn dot_chunk(row: u32, chunk: u32, x: ptr<function, array<vec4<f32>, CHUNK4>>, x_sum: f32) -> f32 {
+fn dot_chunk(row: u32, chunk: u32, x: ptr<function, array<vec4<f32>, 8>>, x_sum: f32) -> f32 {
   let words = weights[row * (K / 8u) + chunk];
   return dot(unpack4(words.x, words.y), (*x)[0]) + dot(unpack4(words.z, words.w), (*x)[1]);
 }

@@ -6,6 +6,6 @@ fn weight4(row: u32, k4: u32) -> vec4<f32> {
   return weights[row * (K / 4u) + k4];
 }
 
-fn dot_chunk(row: u32, chunk: u32, x: ptr<function, array<vec4<f32>, CHUNK4>>, x_sum: f32) -> f32 {
+fn dot_chunk(row: u32, chunk: u32, x: ptr<function, array<vec4<f32>, 8>>, x_sum: f32) -> f32 {
   return dot(weights[row * (K / 4u) + chunk], (*x)[0]);
 }

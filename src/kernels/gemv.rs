@@ -37,6 +37,9 @@ pub struct Gemv {
 }
 
 const WORKGROUP: u32 = 128;
+const ROWS_PER_TEAM: u32 = 2;
+/// Enough workgroups to occupy a large GPU.
+const BUSY_WORKGROUPS: u32 = 256;
 
 impl Gemv {
     /// What the columns of a weight of `format` must be a multiple of.
@@ -47,19 +50,13 @@ impl Gemv {
         }
     }
 
-    /// Invocations that share a row: at most as many as it has loads, so that none idles.
+    /// Invocations that share a row: few, so that a workgroup has many rows to spread its norm over, but as
+    /// many as it takes to make [`BUSY_WORKGROUPS`], and no more than a row has loads.
     fn lanes(&self) -> u32 {
         let loads = self.columns / weight::chunk(self.format);
-        (loads / 2 + 1).next_power_of_two().clamp(4, 64)
-    }
-
-    /// Rows that a team of lanes computes; with [`Output::Gated`], pairs of rows.
-    fn rows_per_team(&self) -> u32 {
-        2
-    }
-
-    fn slots(&self) -> u32 {
-        if matches!(self.output, Output::Gated(_)) { 2 * self.rows_per_team() } else { self.rows_per_team() }
+        let most = (loads / 2 + 1).next_power_of_two().clamp(4, 64);
+        let busy = |lanes: &u32| self.rows.div_ceil(WORKGROUP / lanes * ROWS_PER_TEAM) >= BUSY_WORKGROUPS;
+        [8, 16, 32].into_iter().find(busy).unwrap_or(64).min(most)
     }
 
     /// The CPU twin. `dense` is the whole weight as f32, row-major; `input` the kernel's input row.
@@ -106,8 +103,6 @@ impl Kernel for Gemv {
             .alias("Acc", "vec4<f32>")
             .u32("WORKGROUP", WORKGROUP)
             .u32("LANES", self.lanes())
-            .u32("ROWS", self.rows_per_team())
-            .u32("SLOTS", self.slots())
             .u32("N", self.rows)
             .u32("K", self.columns)
             .bool("GATED", gated.is_some())
@@ -129,6 +124,6 @@ impl Kernel for Gemv {
     }
 
     fn workgroups(&self) -> [u32; 3] {
-        fold(self.rows.div_ceil(WORKGROUP / self.lanes() * self.rows_per_team()))
+        fold(self.rows.div_ceil(WORKGROUP / self.lanes() * ROWS_PER_TEAM))
     }
 }

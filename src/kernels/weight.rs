@@ -9,9 +9,11 @@ pub(super) fn prelude(prelude: &mut Prelude, format: WeightFormat) {
         WeightFormat::F32 => prelude.flag("WEIGHT_F32", true),
         WeightFormat::F16 => prelude.flag("WEIGHT_F16", true),
         WeightFormat::Bf16 => prelude.flag("WEIGHT_BF16", true),
-        WeightFormat::Affine { bits, group_size } => {
-            prelude.flag("WEIGHT_AFFINE", true).u32("BITS", bits).u32("GROUP_SIZE", group_size)
-        }
+        WeightFormat::Affine { bits, group_size } => prelude
+            .flag("WEIGHT_AFFINE", true)
+            .flag("BITS_4", bits == 4)
+            .u32("BITS", bits)
+            .u32("GROUP_SIZE", group_size),
     };
 }
 

@@ -127,18 +127,27 @@ fn weight(noise: &mut Noise, format: WeightFormat, rows: u32, columns: u32) -> (
 /// Column counts that suit `format`: its least, odd multiples, and a real model's.
 fn columns(format: WeightFormat) -> Vec<u32> {
     let least = Gemv::column_multiple(format);
-    let mut columns = vec![least, 3 * least, 576u32.next_multiple_of(least)];
-    if format == WeightFormat::F32 || least == 64 {
-        columns.push(1536);
+    let mut columns = vec![least, 3 * least];
+    if format == WeightFormat::F32 || format == FORMATS[4] {
+        columns.extend([576, 1536]);
     }
     columns
+}
+
+/// Every odd count for one float and one affine format, two for the others: each shape is a shader to compile.
+fn rows(format: WeightFormat) -> &'static [u32] {
+    if format == WeightFormat::F32 || format == FORMATS[4] {
+        &[1, 3, 63, 64, 65, 129, 2050]
+    } else {
+        &[3, 65]
+    }
 }
 
 pub async fn gemv(rig: &mut Rig) {
     let noise = &mut Noise::new(1);
     for format in FORMATS {
         for columns in columns(format) {
-            for rows in [1, 3, 63, 64, 65, 129] {
+            for &rows in rows(format) {
                 check_gemv(rig, noise, format, rows, columns, Input::Plain, Output::Plain).await;
             }
         }
@@ -227,9 +236,9 @@ fn input_reads(input: Input) -> usize {
 pub async fn matmul(rig: &mut Rig) {
     let noise = &mut Noise::new(2);
     for format in FORMATS {
-        for (m, rows, columns) in
-            [(1, 1, 1), (3, 63, 3), (16, 64, 1), (17, 65, 3), (64, 129, 2), (65, 3, 1), (129, 65, 2)]
-        {
+        let shapes =
+            [(3, 63, 3), (17, 65, 1), (65, 129, 2), (1, 1, 1), (16, 64, 1), (64, 3, 3), (129, 65, 2)];
+        for (m, rows, columns) in shapes.into_iter().take(if format == WeightFormat::F32 { 7 } else { 3 }) {
             let columns = columns * Gemv::column_multiple(format);
             let (mut args, dense) = weight(noise, format, rows, columns);
             let kernel = Matmul { format, m, rows, columns, y_stride: rows };
@@ -360,10 +369,14 @@ pub async fn rope_append(rig: &mut Rig) {
 
 pub async fn attention(rig: &mut Rig) {
     let noise = &mut Noise::new(7);
-    for (heads, kv_heads, head_dim) in [(4, 2, 16), (9, 3, 64), (4, 1, 256), (2, 2, 36), (2, 1, 512)] {
-        for (m, position, rows) in [(1, 0, 1), (1, 70, 1), (1, 300, 1), (3, 0, 3), (17, 64, 9), (65, 129, 65)]
-        {
-            for (causal, window) in [(true, None), (true, Some(8)), (false, None), (false, Some(63))] {
+    let heads = [(4, 2, 16), (9, 3, 64), (4, 1, 256), (2, 2, 36), (2, 1, 512)];
+    let steps = [(1, 0, 1), (1, 70, 1), (1, 300, 1), (3, 0, 3), (17, 64, 9), (65, 129, 65)];
+    let masks = [(true, None), (true, Some(8)), (false, None), (false, Some(63))];
+    for (shape, (heads, kv_heads, head_dim)) in heads.into_iter().enumerate() {
+        for (index, (m, position, rows)) in steps.into_iter().enumerate() {
+            // Every mask meets every step and every head shape; all combinations would be 120 shaders.
+            let chosen = [(shape + index) % masks.len(), (shape + index + 1) % masks.len()];
+            for (causal, window) in chosen.map(|mask| masks[mask]) {
                 let kernel = Attention {
                     m,
                     heads,
