@@ -15,7 +15,7 @@ import setup
 from project import PACKAGE, ROOT, WORK, Failure, crate_version, environment, main, run, say, toml
 
 # All that the package is made of: when none of it has changed, neither has the package.
-SOURCES = ("Cargo.toml", "Cargo.lock", "wasm-pack.toml", "src", "shaders", "pkg-template", "tools/pack.py")
+SOURCES = (".cargo/config.toml", "Cargo.toml", "Cargo.lock", "wasm-pack.toml", "src", "shaders", "pkg-template", "tools/pack.py")
 BUILT_FROM = WORK / "package-sources"
 LICENCES = ("LICENSE-MIT", "LICENSE-APACHE")
 

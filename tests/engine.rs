@@ -1,0 +1,450 @@
+//! The engine on a tiny model: what it makes, what it refuses, and that nothing is left behind.
+#![cfg(not(target_arch = "wasm32"))]
+#![allow(clippy::expect_used)]
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use jird::engine::{
+    FinishReason, GenerateOptions, Generation, LoadEvent, LoadObserver, LoadOptions, Model, Prompt,
+};
+use jird::error::{Code, Error, Result};
+use jird::fetch::{MemoryOpener, Repo};
+use jird::gpu::{Gpu, GpuOptions};
+use jird::nn::WeightDtype;
+use serde_json::json;
+
+type Files = BTreeMap<String, Vec<u8>>;
+
+fn files() -> Files {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama/tied/");
+    ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+        .into_iter()
+        .map(|name| (name.to_owned(), std::fs::read(format!("{folder}{name}")).expect("a fixture")))
+        .collect()
+}
+
+async fn gpu() -> Rc<Gpu> {
+    Gpu::open(GpuOptions::default()).await.expect("a GPU device")
+}
+
+async fn load_with(gpu: &Rc<Gpu>, files: Files, options: LoadOptions) -> Result<Rc<Model>> {
+    Model::load(gpu, Repo::new(MemoryOpener::new(files)), options, Rc::new(())).await
+}
+
+async fn load(gpu: &Rc<Gpu>) -> Rc<Model> {
+    load_with(gpu, files(), LoadOptions::default()).await.expect("the model")
+}
+
+async fn finish(generation: &mut Generation) -> (String, Vec<u32>) {
+    let (mut text, mut ids) = (String::new(), Vec::new());
+    while let Some(piece) = generation.next().await.expect("a piece") {
+        text.push_str(&piece.text);
+        ids.extend(piece.ids);
+    }
+    (text, ids)
+}
+
+fn some(max_tokens: u32) -> GenerateOptions {
+    GenerateOptions { max_tokens: Some(max_tokens), ..GenerateOptions::default() }
+}
+
+fn text(prompt: &str) -> Prompt {
+    Prompt::Text(prompt.to_owned())
+}
+
+#[test]
+fn a_prompt_is_continued_and_counted() {
+    pollster::block_on(async {
+        let model = load(&gpu().await).await;
+        let prompt_ids = model.tokenizer().encode(
+            "the quick fox",
+            jird::text::EncodeOptions { add_special_tokens: true, parse_special: true },
+        );
+        let mut generation = model.generate(&text("the quick fox"), some(20)).expect("a generation");
+        let (first, ids) = finish(&mut generation).await;
+        let stats = generation.stats();
+        assert_eq!(stats.prompt_tokens as usize, prompt_ids.expect("ids").len());
+        assert_eq!(stats.new_tokens as usize, ids.len());
+        assert_eq!(first, model.tokenizer().decode(&ids, true));
+        match stats.finish_reason {
+            Some(FinishReason::Length) => assert_eq!(ids.len(), 20),
+            reason => assert_eq!(reason, Some(FinishReason::Stop)),
+        }
+        assert!(stats.first_token_ms.is_some_and(|ms| ms > 0.0));
+
+        // The same again, whatever ran in between.
+        finish(&mut model.generate(&text("something else"), some(5)).expect("a generation")).await;
+        let mut again = model.generate(&text("the quick fox"), some(20)).expect("a generation");
+        assert_eq!(finish(&mut again).await.1, ids);
+    });
+}
+
+#[test]
+fn prompts_of_every_length_continue_as_if_they_were_decoded_token_by_token() {
+    pollster::block_on(async {
+        let model = load(&gpu().await).await;
+        // Around the buckets of prefill: 1, 16, 64, 256, and more than one chunk.
+        let long = "a b ".repeat(200);
+        for bytes in [1, 2, 31, 33, 127, 129, 520, 640] {
+            let prompt = &long[..bytes];
+            let mut whole = model.generate(&text(prompt), some(2)).expect("a generation");
+            let (_, ids) = finish(&mut whole).await;
+            let continued = format!("{prompt}{}", model.tokenizer().decode(&ids[..1], false));
+            let mut next = model.generate(&text(&continued), some(1)).expect("a generation");
+            // Where the longer text happens to be cut into the same tokens, its first new token is the second.
+            let (_, next_ids) = finish(&mut next).await;
+            if next.stats().prompt_tokens == whole.stats().prompt_tokens + 1 && ids.len() == 2 {
+                assert_eq!(next_ids[0], ids[1], "after {bytes} bytes");
+            }
+        }
+    });
+}
+
+#[test]
+fn draws_repeat_with_their_seed_and_differ_without() {
+    pollster::block_on(async {
+        let model = load(&gpu().await).await;
+        let mut drawn = Vec::new();
+        for seed in [1, 1, 2] {
+            let options = GenerateOptions { temperature: 1.5, seed, ..some(24) };
+            drawn.push(finish(&mut model.generate(&text("a"), options).expect("a generation")).await.1);
+        }
+        assert_eq!(drawn[0], drawn[1]);
+        assert_ne!(drawn[0], drawn[2]);
+        // Of one candidate the draw is the greedy choice.
+        let options = GenerateOptions { temperature: 1.5, top_k: 1, ..some(8) };
+        let single = finish(&mut model.generate(&text("a"), options).expect("a generation")).await;
+        assert_eq!(single, finish(&mut model.generate(&text("a"), some(8)).expect("a generation")).await);
+    });
+}
+
+#[test]
+fn a_stop_sequence_ends_the_text_before_itself() {
+    pollster::block_on(async {
+        let model = load(&gpu().await).await;
+        let (whole, ids) = finish(&mut model.generate(&text("the"), some(24)).expect("a generation")).await;
+        let middle: String = whole.chars().skip(whole.chars().count() / 2).take(3).collect();
+        let options = GenerateOptions { stop: vec![middle.clone()], ..some(24) };
+        let mut generation = model.generate(&text("the"), options).expect("a generation");
+        let (stopped, stopped_ids) = finish(&mut generation).await;
+        assert_eq!(stopped, whole[..whole.find(&middle).expect("the stop sequence")]);
+        assert!(stopped_ids.len() <= ids.len());
+        assert_eq!(generation.stats().finish_reason, Some(FinishReason::Stop));
+    });
+}
+
+#[test]
+fn cancelling_ends_it_and_leaves_the_model_usable() {
+    pollster::block_on(async {
+        let gpu = gpu().await;
+        let model = load(&gpu).await;
+        let reference = finish(&mut model.generate(&text("the"), some(6)).expect("a generation")).await;
+        let before = gpu.ledger().total();
+        for _ in 0..3 {
+            let mut generation = model.generate(&text("the"), some(50)).expect("a generation");
+            generation.next().await.expect("a piece");
+            generation.cancel();
+            assert_eq!(generation.next().await.expect("the end"), None);
+            assert_eq!(generation.stats().finish_reason, Some(FinishReason::Cancelled));
+        }
+        assert_eq!(
+            finish(&mut model.generate(&text("the"), some(6)).expect("a generation")).await,
+            reference
+        );
+        assert_eq!(gpu.ledger().total(), before);
+    });
+}
+
+#[test]
+fn messages_go_through_the_chat_template() {
+    pollster::block_on(async {
+        let model = load(&gpu().await).await;
+        let messages = Prompt::Messages(json!([{ "role": "user", "content": "hello" }]));
+        let plain = model.generate(&text("hello"), some(1)).expect("a generation").stats().prompt_tokens;
+        let mut chat = model.generate(&messages, some(3)).expect("a generation");
+        assert!(chat.stats().prompt_tokens > plain);
+        finish(&mut chat).await;
+    });
+}
+
+#[test]
+fn the_context_is_a_bound() {
+    pollster::block_on(async {
+        let options = LoadOptions { context: Some(12), ..LoadOptions::default() };
+        let model = load_with(&gpu().await, files(), options).await.expect("the model");
+        let error = model.generate(&text(&"a b ".repeat(20)), some(1)).err().expect("an error");
+        assert_eq!(error.code(), Code::ContextFull);
+        let mut generation = model.generate(&text("a b"), GenerateOptions::default()).expect("a generation");
+        let (_, ids) = finish(&mut generation).await;
+        let stats = generation.stats();
+        let is_full = stats.prompt_tokens as usize + ids.len() == 12;
+        assert!(is_full || stats.finish_reason == Some(FinishReason::Stop), "{stats:?}");
+    });
+}
+
+fn edit_json(files: &mut Files, name: &str, edit: impl Fn(&mut serde_json::Value)) {
+    let mut value = serde_json::from_slice(&files[name]).expect("json");
+    edit(&mut value);
+    files.insert(name.to_owned(), serde_json::to_vec(&value).expect("json"));
+}
+
+/// The header's length and the header, replaced by what `edit` makes of them.
+fn edit_header(files: &mut Files, edit: impl Fn(String) -> Vec<u8>) {
+    let bytes = &files["model.safetensors"];
+    let length = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
+    let header = String::from_utf8(bytes[8..8 + length].to_vec()).expect("text");
+    let mut edited = edit(header);
+    edited.extend(&bytes[8 + length..]);
+    files.insert("model.safetensors".to_owned(), edited);
+}
+
+fn with_length(header: String) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()
+}
+
+/// Every kind of bad input is a typed error, and the ledger is as it was.
+#[test]
+fn bad_models_are_refused_and_leave_nothing() {
+    type Edit = Box<dyn Fn(&mut Files)>;
+    let cases: Vec<(&str, Code, Edit)> = vec![
+        ("no config.json", Code::Checkpoint, Box::new(|files| drop(files.remove("config.json")))),
+        ("no tokenizer.json", Code::Checkpoint, Box::new(|files| drop(files.remove("tokenizer.json")))),
+        ("no weights", Code::Checkpoint, Box::new(|files| drop(files.remove("model.safetensors")))),
+        (
+            "config.json is no JSON",
+            Code::Config,
+            Box::new(|files| drop(files.insert("config.json".into(), b"{".to_vec()))),
+        ),
+        (
+            "unknown family",
+            Code::Unsupported,
+            Box::new(|files| edit_json(files, "config.json", |c| c["model_type"] = json!("mamba"))),
+        ),
+        (
+            "no family",
+            Code::Unsupported,
+            Box::new(|files| edit_json(files, "config.json", |c| c["model_type"] = json!(null))),
+        ),
+        (
+            "no heads",
+            Code::Unsupported,
+            Box::new(|files| edit_json(files, "config.json", |c| c["num_attention_heads"] = json!(0))),
+        ),
+        (
+            "a hidden size of 2^31",
+            Code::Unsupported,
+            Box::new(|files| edit_json(files, "config.json", |c| c["hidden_size"] = json!(1u64 << 31))),
+        ),
+        (
+            "a negative size",
+            Code::Config,
+            Box::new(|files| edit_json(files, "config.json", |c| c["hidden_size"] = json!(-64))),
+        ),
+        (
+            "another model's sizes",
+            Code::Checkpoint,
+            Box::new(|files| edit_json(files, "config.json", |c| c["intermediate_size"] = json!(128))),
+        ),
+        (
+            "more layers than weights",
+            Code::MissingTensor,
+            Box::new(|files| edit_json(files, "config.json", |c| c["num_hidden_layers"] = json!(4))),
+        ),
+        (
+            "biases",
+            Code::Unsupported,
+            Box::new(|files| edit_json(files, "config.json", |c| c["attention_bias"] = json!(true))),
+        ),
+        (
+            "a damaged tokenizer",
+            Code::Tokenizer,
+            Box::new(|files| drop(files.insert("tokenizer.json".into(), b"[]".to_vec()))),
+        ),
+        (
+            "a truncated file",
+            Code::Checkpoint,
+            Box::new(|files| {
+                files.get_mut("model.safetensors").expect("weights").truncate(5000);
+            }),
+        ),
+        (
+            "an empty file",
+            Code::Checkpoint,
+            Box::new(|files| {
+                files.get_mut("model.safetensors").expect("weights").clear();
+            }),
+        ),
+        (
+            "a header of 2^63 bytes",
+            Code::Checkpoint,
+            Box::new(|files| {
+                edit_header(files, |header| [&(1u64 << 63).to_le_bytes()[..], header.as_bytes()].concat())
+            }),
+        ),
+        (
+            "an unknown dtype",
+            Code::Unsupported,
+            Box::new(|files| edit_header(files, |header| with_length(header.replacen("BF16", "Q4_K", 1)))),
+        ),
+        (
+            "integers for weights",
+            Code::Unsupported,
+            Box::new(|files| edit_header(files, |header| with_length(header.replace("BF16", "I16")))),
+        ),
+        (
+            "a missing tensor",
+            Code::MissingTensor,
+            Box::new(|files| {
+                edit_header(files, |header| {
+                    with_length(header.replace("model.norm.weight", "model.morn.weight"))
+                })
+            }),
+        ),
+        (
+            "overlapping offsets",
+            Code::Checkpoint,
+            Box::new(|files| {
+                edit_header(files, |header| {
+                    let at = header.rfind("\"data_offsets\":[").expect("offsets") + 16;
+                    let end = at + header[at..].find(']').expect("the end");
+                    let (from, to) = header[at..end].split_once(',').expect("two");
+                    let [from, to] = [from, to].map(|n| n.trim().parse::<u64>().expect("a number") - 64);
+                    with_length(format!("{}{from},{to}{}", &header[..at], &header[end..]))
+                })
+            }),
+        ),
+        (
+            "a weight that is not a number",
+            Code::Checkpoint,
+            Box::new(|files| {
+                let weights = files.get_mut("model.safetensors").expect("weights");
+                let end = weights.len();
+                weights[end - 2..].copy_from_slice(&[0xff, 0x7f]);
+            }),
+        ),
+    ];
+    pollster::block_on(async {
+        let gpu = gpu().await;
+        for (what, code, edit) in cases {
+            let mut broken = files();
+            edit(&mut broken);
+            let error = load_with(&gpu, broken, LoadOptions::default())
+                .await
+                .err()
+                .unwrap_or_else(|| panic!("{what}"));
+            assert_eq!(error.code(), code, "{what}: {error}");
+            assert!(error.to_string().len() > 30, "{what}: {error}");
+            assert_eq!(gpu.ledger().total(), 0, "{what}");
+        }
+        let context = LoadOptions { context: Some(513), ..LoadOptions::default() };
+        assert_eq!(code_of(load_with(&gpu, files(), context).await), Code::InvalidArgument);
+        assert_eq!(WeightDtype::parse("int3").err().expect("an error").code(), Code::InvalidArgument);
+    });
+}
+
+fn code_of<T>(result: Result<T>) -> Code {
+    result.err().as_ref().map(Error::code).expect("an error")
+}
+
+#[test]
+fn bad_options_and_prompts_are_refused() {
+    pollster::block_on(async {
+        let model = load(&gpu().await).await;
+        let bad = [
+            GenerateOptions { temperature: -1.0, ..some(1) },
+            GenerateOptions { temperature: f32::NAN, ..some(1) },
+            GenerateOptions { top_p: 0.0, ..some(1) },
+            GenerateOptions { top_p: 1.5, ..some(1) },
+            GenerateOptions { min_p: 2.0, ..some(1) },
+            GenerateOptions { stop: vec![String::new()], ..some(1) },
+            some(0),
+        ];
+        for options in bad {
+            assert_eq!(
+                code_of(model.generate(&text("a"), options.clone())),
+                Code::InvalidArgument,
+                "{options:?}"
+            );
+        }
+        let nonsense = Prompt::Messages(json!({ "role": "user" }));
+        assert!(matches!(
+            code_of(model.generate(&nonsense, some(1))),
+            Code::Template | Code::InvalidArgument
+        ));
+    });
+}
+
+/// Ends the load after a number of events.
+struct Impatient(std::cell::Cell<u32>);
+
+impl LoadObserver for Impatient {
+    fn event(&self, _: LoadEvent<'_>) {
+        self.0.set(self.0.get().saturating_sub(1));
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.0.get() == 0
+    }
+}
+
+#[test]
+fn an_aborted_load_leaves_nothing_and_a_dropped_model_too() {
+    pollster::block_on(async {
+        let gpu = gpu().await;
+        let repo = Repo::new(MemoryOpener::new(files()));
+        let result = Model::load(&gpu, repo, LoadOptions::default(), Rc::new(Impatient(2.into()))).await;
+        assert_eq!(code_of(result), Code::Aborted);
+        assert_eq!(gpu.ledger().total(), 0);
+
+        let model = load(&gpu).await;
+        let mut generation = model.generate(&text("a"), some(4)).expect("a generation");
+        finish(&mut generation).await;
+        assert!(gpu.ledger().total() > 0);
+        drop((generation, model));
+        assert_eq!(gpu.ledger().total(), 0);
+    });
+}
+
+/// Keeps the events.
+#[derive(Default)]
+struct Recorder(std::cell::RefCell<Vec<(u64, u64)>>);
+
+impl LoadObserver for Recorder {
+    fn event(&self, event: LoadEvent<'_>) {
+        if let LoadEvent::Weights { loaded_bytes, total_bytes, .. } = event {
+            self.0.borrow_mut().push((loaded_bytes, total_bytes));
+        }
+    }
+}
+
+#[test]
+fn progress_only_grows_and_ends_complete() {
+    pollster::block_on(async {
+        let recorder = Rc::new(Recorder::default());
+        let repo = Repo::new(MemoryOpener::new(files()));
+        Model::load(&gpu().await, repo, LoadOptions::default(), recorder.clone()).await.expect("the model");
+        let events = recorder.0.borrow();
+        let total = files()["model.safetensors"].len() as u64;
+        assert!(events.windows(2).all(|pair| pair[0].0 <= pair[1].0));
+        assert!(events.iter().all(|event| event.1 == total));
+        assert_eq!(events.last(), Some(&(total, total)));
+    });
+}
+
+#[test]
+fn every_dtype_loads_and_generates() {
+    pollster::block_on(async {
+        let gpu = gpu().await;
+        let mut weights = Vec::new();
+        for dtype in [WeightDtype::F32, WeightDtype::Auto, WeightDtype::F16, WeightDtype::Q8, WeightDtype::Q4]
+        {
+            let model =
+                load_with(&gpu, files(), LoadOptions { dtype, context: None }).await.expect("the model");
+            let (_, ids) = finish(&mut model.generate(&text("the"), some(4)).expect("a generation")).await;
+            assert!(!ids.is_empty());
+            weights.push(gpu.ledger().live(jird::gpu::Usage::Weights));
+        }
+        assert!(weights.windows(2).all(|pair| pair[0] >= pair[1]), "{weights:?}");
+    });
+}
