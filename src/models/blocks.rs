@@ -1,10 +1,26 @@
 //! Parts of a layer that several families declare alike. `layer` is what stands before the names of the
 //! layer's tensors, such as `model.layers.0`.
 
+use std::rc::Rc;
+
 use super::config::Sizes;
 use crate::error::Result;
 use crate::kernels::Activation;
-use crate::nn::{GatedMlp, Linear, Loader};
+use crate::nn::{GatedMlp, Linear, Loader, Precision, Weight};
+
+/// Below this width a model has little redundancy: with these projections at 4 bits Gemma 3 270M lost 19% of
+/// perplexity, at 8 bits 8%.
+const NARROW: u32 = 1024;
+
+/// What query, key, value and down projections bear.
+fn sensitive(sizes: &Sizes) -> Precision {
+    if sizes.hidden_size < NARROW { Precision::High } else { Precision::Normal }
+}
+
+/// `[vocab, hidden]`: embeddings or head. Its errors act on the logits directly.
+pub(super) fn vocabulary(sizes: &Sizes, name: String, loader: &mut Loader<'_>) -> Result<Rc<Weight>> {
+    loader.stacked(&[(name, sizes.vocab_size)], sizes.hidden_size, Precision::High)
+}
 
 /// `[(heads + 2·kv_heads)·head_dim, hidden]`: queries, keys and values by one matrix.
 pub(super) fn qkv_proj(sizes: &Sizes, layer: &str, loader: &mut Loader<'_>) -> Result<Linear> {
@@ -14,13 +30,13 @@ pub(super) fn qkv_proj(sizes: &Sizes, layer: &str, loader: &mut Loader<'_>) -> R
         projection("k_proj", sizes.kv_columns()),
         projection("v_proj", sizes.kv_columns()),
     ];
-    Ok(Linear::new(loader.stacked(&stack, sizes.hidden_size)?))
+    Ok(Linear::new(loader.stacked(&stack, sizes.hidden_size, sensitive(sizes))?))
 }
 
 /// `[hidden, heads·head_dim]`
 pub(super) fn o_proj(sizes: &Sizes, layer: &str, loader: &mut Loader<'_>) -> Result<Linear> {
     let tensor = (format!("{layer}.self_attn.o_proj.weight"), sizes.hidden_size);
-    Ok(Linear::new(loader.stacked(&[tensor], sizes.q_columns())?))
+    Ok(Linear::new(loader.stacked(&[tensor], sizes.q_columns(), Precision::Normal)?))
 }
 
 /// Gate and up projections, each `[intermediate, hidden]`.
@@ -31,12 +47,12 @@ pub(super) fn mlp(
     loader: &mut Loader<'_>,
 ) -> Result<GatedMlp> {
     let names = ["gate_proj", "up_proj"].map(|name| format!("{layer}.mlp.{name}.weight"));
-    let gate_up = loader.parts(&names, sizes.intermediate_size, sizes.hidden_size)?;
+    let gate_up = loader.parts(&names, sizes.intermediate_size, sizes.hidden_size, Precision::Normal)?;
     Ok(GatedMlp { gate_up: Linear::new(gate_up), activation })
 }
 
 /// `[hidden, intermediate]`
 pub(super) fn down_proj(sizes: &Sizes, layer: &str, loader: &mut Loader<'_>) -> Result<Linear> {
     let tensor = (format!("{layer}.mlp.down_proj.weight"), sizes.hidden_size);
-    Ok(Linear::new(loader.stacked(&[tensor], sizes.intermediate_size)?))
+    Ok(Linear::new(loader.stacked(&[tensor], sizes.intermediate_size, sensitive(sizes))?))
 }

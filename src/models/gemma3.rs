@@ -184,8 +184,7 @@ impl Gemma3 {
         let config: Gemma3Config = config::parse(config)?;
         let sizes = config.sizes()?;
         let prefix = config::prefix(loader);
-        let table = [(format!("{prefix}embed_tokens.weight"), sizes.vocab_size)];
-        let weight = loader.stacked(&table, sizes.hidden_size)?;
+        let weight = blocks::vocabulary(&sizes, format!("{prefix}embed_tokens.weight"), loader)?;
         let layers = (0..)
             .zip(config.layer_types()?)
             .map(|(i, kind)| Layer::declare(&config, &sizes, kind, &format!("{prefix}layers.{i}"), loader))

@@ -122,15 +122,15 @@ impl Llama {
         let rope =
             parameters.unwrap_or_default().rope(config.rope_theta.unwrap_or(10_000.0), sizes.head_dim)?;
         let prefix = config::prefix(loader);
-        let table = [(format!("{prefix}embed_tokens.weight"), sizes.vocab_size)];
-        let embed_tokens = Embedding { weight: loader.stacked(&table, sizes.hidden_size)?, scale: 1.0 };
+        let table = blocks::vocabulary(&sizes, format!("{prefix}embed_tokens.weight"), loader)?;
+        let embed_tokens = Embedding { weight: table, scale: 1.0 };
         let layers = (0..sizes.num_hidden_layers)
             .map(|i| Layer::declare(&config, &sizes, norm, &format!("{prefix}layers.{i}"), loader))
             .collect::<Result<_>>()?;
         let lm_head = if config.tie_word_embeddings {
             embed_tokens.weight.clone()
         } else {
-            loader.stacked(&[("lm_head.weight".to_owned(), sizes.vocab_size)], sizes.hidden_size)?
+            blocks::vocabulary(&sizes, "lm_head.weight".to_owned(), loader)?
         };
         Ok(Self {
             dimensions: Dimensions {

@@ -23,8 +23,17 @@ pub enum WeightDtype {
     F16,
     /// 8-bit codes in groups of 64.
     Q8,
-    /// 4-bit codes in groups of 32.
+    /// 4-bit codes in groups of 32, and 8-bit codes where [`Precision::High`] is called for.
     Q4,
+}
+
+/// How much a matrix bears.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// 4 bits will do.
+    Normal,
+    /// At 4 bits it would cost the model more quality than memory is worth.
+    High,
 }
 
 impl WeightDtype {
@@ -44,7 +53,7 @@ impl WeightDtype {
 
     /// The format for a matrix that the checkpoint stores as `stored`, in rows of `columns`: the one asked
     /// for, or where rows do not divide into its groups the nearest that holds them.
-    fn format(self, stored: Dtype, columns: u32) -> WeightFormat {
+    fn format(self, stored: Dtype, columns: u32, precision: Precision) -> WeightFormat {
         let as_stored = match stored {
             Dtype::F16 => WeightFormat::F16,
             Dtype::BF16 => WeightFormat::Bf16,
@@ -55,8 +64,8 @@ impl WeightDtype {
             WeightDtype::Auto => &[as_stored],
             WeightDtype::F32 => &[WeightFormat::F32],
             WeightDtype::F16 => &[WeightFormat::F16],
-            WeightDtype::Q8 => &[affine(8, 64), affine(8, 32), as_stored],
-            WeightDtype::Q4 => &[affine(4, 32), as_stored],
+            WeightDtype::Q4 if precision == Precision::Normal => &[affine(4, 32), as_stored],
+            WeightDtype::Q8 | WeightDtype::Q4 => &[affine(8, 64), affine(8, 32), as_stored],
         };
         let fits = |format: &&WeightFormat| columns.is_multiple_of(Gemv::column_multiple(**format));
         wishes.iter().find(fits).copied().unwrap_or(WeightFormat::F32)
@@ -97,35 +106,45 @@ impl<'a> Loader<'a> {
     }
 
     /// Tensors `(name, rows)` of `columns` columns, stacked by rows into one matrix.
-    pub fn stacked(&mut self, tensors: &[(String, u32)], columns: u32) -> Result<Rc<Weight>> {
+    pub fn stacked(
+        &mut self,
+        tensors: &[(String, u32)],
+        columns: u32,
+        precision: Precision,
+    ) -> Result<Rc<Weight>> {
         let rows = tensors.iter().map(|(_, rows)| rows).sum();
         let mut first_row = 0;
         let places = tensors.iter().map(|(name, rows)| {
             first_row += rows;
             (name.as_str(), *rows, 0, first_row - rows)
         });
-        self.matrix(&places.collect::<Vec<_>>(), 1, rows, columns)
+        self.matrix(&places.collect::<Vec<_>>(), [1, rows, columns], precision)
     }
 
     /// Tensors of `rows × columns` as the parts of one weight.
-    pub fn parts(&mut self, names: &[String], rows: u32, columns: u32) -> Result<Rc<Weight>> {
+    pub fn parts(
+        &mut self,
+        names: &[String],
+        rows: u32,
+        columns: u32,
+        precision: Precision,
+    ) -> Result<Rc<Weight>> {
         let places: Vec<_> = (0..).zip(names).map(|(part, name)| (name.as_str(), rows, part, 0)).collect();
-        self.matrix(&places, names.len() as u32, rows, columns)
+        self.matrix(&places, [names.len() as u32, rows, columns], precision)
     }
 
     /// `places` are (name, rows, part, first row in the part).
     fn matrix(
         &mut self,
         places: &[(&str, u32, u32, u32)],
-        parts: u32,
-        rows: u32,
-        columns: u32,
+        [parts, rows, columns]: [u32; 3],
+        precision: Precision,
     ) -> Result<Rc<Weight>> {
         let infos: Vec<&TensorInfo> = places
             .iter()
             .map(|(name, rows, ..)| self.tensor(name, &[*rows as usize, columns as usize]))
             .collect::<Result<_>>()?;
-        let format = self.dtype.format(infos[0].dtype, columns);
+        let format = self.dtype.format(infos[0].dtype, columns, precision);
         let weight = Rc::new(Weight::new(self.gpu, places[0].0, format, parts, rows, columns)?);
         for (info, &(name, _, part, first_row)) in infos.iter().zip(places) {
             let encoder = RowEncoder::new(name, info.dtype, columns as usize, format)?;

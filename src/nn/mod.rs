@@ -19,7 +19,7 @@ use std::rc::Rc;
 pub use attention::{Attention, KvCache};
 pub use embedding::Embedding;
 pub use linear::Linear;
-pub use loader::{Loader, WeightDtype};
+pub use loader::{Loader, Precision, WeightDtype};
 pub use mlp::GatedMlp;
 pub use residual::{Residual, RmsNorm};
 pub use rope::{Rope, RopeTable};
