@@ -58,11 +58,14 @@ export class Model {
  */
 export type ModelSource = string | URL | FileList | readonly File[] | Readonly<Record<string, Blob>>;
 
-/** How weights are kept on the GPU: as floating-point numbers, or quantised while loading. */
-export type Dtype = "f32" | "f16" | "q8" | "q4";
+/**
+ * How weights are kept on the GPU: as the checkpoint stores them (`auto`), as floating-point numbers, or quantised
+ * while loading. `q4` keeps at 8 bits what 4 would harm.
+ */
+export type Dtype = "auto" | "f32" | "f16" | "q8" | "q4";
 
 export interface LoadOptions {
-  /** How weights are kept on the GPU. The default is what suits the checkpoint and the device. */
+  /** How weights are kept on the GPU. Default: `auto`. */
   dtype?: Dtype;
   /** Tokens of prompt and answer together that the model is to remember; bounds the KV cache. */
   context?: number;
@@ -150,6 +153,8 @@ export interface ModelInfo {
   /** Tokens of prompt and answer together that the model can remember. */
   context: number;
   vocabSize: number;
+  /** The graphics card, as far as the browser tells; may be empty. */
+  adapter: string;
   memory: MemoryLedger;
 }
 
@@ -162,6 +167,8 @@ export interface MemoryLedger {
   other: number;
   /** All of the GPU's bytes above. */
   total: number;
+  /** The highest `total` since the model was loaded. */
+  peak: number;
   /** The wasm module's linear memory, which all models of the page share. */
   heap: number;
 }

@@ -22,9 +22,8 @@ macro_rules! kernels {
     ($($case:ident),*) => {
         $(#[wasm_bindgen_test]
         async fn $case() {
-            for subgroups in [false, true] {
-                kernels::$case(&mut kernels::Rig::open(subgroups).await).await;
-            }
+            // With subgroups where the browser has them; natively both variants run.
+            kernels::$case(&mut kernels::Rig::open(true).await).await;
         })*
     };
 }

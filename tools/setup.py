@@ -77,6 +77,7 @@ def cargo_tool(package, version, binary, *options):
         CARGO_PROFILE_RELEASE_LTO="off",
         CARGO_PROFILE_RELEASE_CODEGEN_UNITS="16",
         CARGO_PROFILE_RELEASE_DEBUG="0",
+        CARGO_TARGET_DIR=str(TOOLS / "target"),  # what the tools have in common is built once
     )
     install = ("cargo", "install", "--quiet", "--root", TOOLS, f"{package}@{version}", *options)
     # From outside the repository, so that none of its settings reach the tool's build.

@@ -57,13 +57,13 @@ export class Engine {
   }
 
   info() {
-    return { modelType: "llama", dtype: "f32", context: 2048, vocabSize: 49152, memory: this.memory() };
+    return { modelType: "llama", dtype: "f32", context: 2048, vocabSize: 49152, adapter: "", memory: this.memory() };
   }
 
   memory() {
     const ledger = { weights: 269_000_000, kvCache: 47_185_920, activations: 3_145_728, other: 65_536 };
     const total = Object.values(ledger).reduce((sum, bytes) => sum + bytes);
-    return { ...ledger, total, heap: 31_457_280 };
+    return { ...ledger, total, peak: total, heap: 31_457_280 };
   }
 
   free() {
