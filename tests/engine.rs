@@ -9,18 +9,19 @@ use jird::engine::{
     FinishReason, GenerateOptions, Generation, LoadEvent, LoadObserver, LoadOptions, Model, Prompt,
 };
 use jird::error::{Code, Error, Result};
-use jird::fetch::{MemoryOpener, Repo};
+use jird::fetch::{FolderOpener, MemoryOpener, MemoryStore, Repo};
 use jird::gpu::{Gpu, GpuOptions};
 use jird::nn::WeightDtype;
 use serde_json::json;
 
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama/tied/");
+
 type Files = BTreeMap<String, Vec<u8>>;
 
 fn files() -> Files {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama/tied/");
     ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
         .into_iter()
-        .map(|name| (name.to_owned(), std::fs::read(format!("{folder}{name}")).expect("a fixture")))
+        .map(|name| (name.to_owned(), std::fs::read(format!("{FOLDER}{name}")).expect("a fixture")))
         .collect()
 }
 
@@ -406,29 +407,34 @@ fn an_aborted_load_leaves_nothing_and_a_dropped_model_too() {
     });
 }
 
-/// Keeps the events.
+/// Keeps (loaded, total, cached) of the events.
 #[derive(Default)]
-struct Recorder(std::cell::RefCell<Vec<(u64, u64)>>);
+struct Recorder(std::cell::RefCell<Vec<(u64, u64, u64)>>);
 
 impl LoadObserver for Recorder {
     fn event(&self, event: LoadEvent<'_>) {
-        if let LoadEvent::Weights { loaded_bytes, total_bytes, .. } = event {
-            self.0.borrow_mut().push((loaded_bytes, total_bytes));
+        if let LoadEvent::Weights { loaded_bytes, total_bytes, cached_bytes, .. } = event {
+            self.0.borrow_mut().push((loaded_bytes, total_bytes, cached_bytes));
         }
     }
 }
 
 #[test]
-fn progress_only_grows_and_ends_complete() {
+fn progress_only_grows_and_ends_complete_and_tells_what_came_from_the_store() {
     pollster::block_on(async {
-        let recorder = Rc::new(Recorder::default());
-        let repo = Repo::new(MemoryOpener::new(files()));
-        Model::load(&gpu().await, repo, LoadOptions::default(), recorder.clone()).await.expect("the model");
-        let events = recorder.0.borrow();
+        let gpu = gpu().await;
+        let store = Rc::new(MemoryStore::new());
         let total = files()["model.safetensors"].len() as u64;
-        assert!(events.windows(2).all(|pair| pair[0].0 <= pair[1].0));
-        assert!(events.iter().all(|event| event.1 == total));
-        assert_eq!(events.last(), Some(&(total, total)));
+        for cached in [0, total] {
+            let recorder = Rc::new(Recorder::default());
+            // Files in memory have no validator, without which nothing is stored.
+            let repo = Repo::new(FolderOpener::new(FOLDER)).with_store(store.clone());
+            Model::load(&gpu, repo, LoadOptions::default(), recorder.clone()).await.expect("the model");
+            let events = recorder.0.borrow();
+            assert!(events.windows(2).all(|pair| pair[0].0 <= pair[1].0));
+            assert!(events.iter().all(|event| event.1 == total));
+            assert_eq!(events.last(), Some(&(total, total, cached)));
+        }
     });
 }
 

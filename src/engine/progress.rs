@@ -61,7 +61,7 @@ struct Counted {
 /// Adds up the files of weights.
 pub(super) struct Progress {
     observer: Rc<dyn LoadObserver>,
-    /// By name; empty until the headers have been read and all sizes are known.
+    /// By name; totals are 0 until the headers have been read and all sizes are known.
     weights: RefCell<BTreeMap<String, Counted>>,
 }
 
@@ -74,10 +74,12 @@ impl Progress {
     pub fn watch(self: Rc<Self>, repo: Repo) -> Repo {
         repo.with_observer(Rc::new(move |event| match event {
             FetchEvent::Progress(progress) if progress.file.ends_with(".safetensors") => {
-                if let Some(counted) = self.weights.borrow_mut().get_mut(progress.file) {
-                    counted.loaded = progress.loaded;
-                    counted.cached = progress.from_cache;
-                }
+                // Headers count too, though nobody is told before all sizes are known.
+                let mut weights = self.weights.borrow_mut();
+                let counted = weights.entry(progress.file.to_owned()).or_default();
+                counted.loaded = progress.loaded;
+                counted.cached = progress.from_cache;
+                drop(weights);
                 self.tell_weights(progress.file);
             }
             FetchEvent::Progress(progress) => self.observer.event(LoadEvent::File { file: progress.file }),
@@ -89,8 +91,10 @@ impl Progress {
 
     /// From now on weights are counted: `files` are their names and sizes.
     pub fn begin<'a>(&self, files: impl Iterator<Item = (&'a str, u64)>) {
-        let counted = files.map(|(name, total)| (name.to_owned(), Counted { total, ..Counted::default() }));
-        *self.weights.borrow_mut() = counted.collect();
+        let mut weights = self.weights.borrow_mut();
+        for (name, total) in files {
+            weights.entry(name.to_owned()).or_default().total = total;
+        }
     }
 
     /// Everything that is needed has been read, be it less than the files hold.
