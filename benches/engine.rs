@@ -76,6 +76,7 @@ mod native {
                 input: Input::Plain,
                 last_row: false,
                 output: Output::Plain,
+                busy_workgroups: gpu.capabilities().busy_workgroups,
                 subgroup_min: gpu.capabilities().subgroup_min,
             };
             let seconds = time(gpu, &gemv, format, (rows, columns, 1)).await?;

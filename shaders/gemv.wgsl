@@ -74,10 +74,10 @@ fn main(
   let row_1 = min(row + 1u, N - 1u);
 
   var sums = vec4<f32>(0.0);
+  var inputs: array<vec4<f32>, 8>;
   for (var i = 0u; i < CHUNKS_PER_LANE; i++) {
     let chunk = i * LANES + lane;
     if (chunk < CHUNKS) {
-      var inputs: array<vec4<f32>, 8>;
       let input_sum = load_chunk(chunk, &inputs);
       sums.x += dot_chunk(row_0, chunk, &inputs, input_sum);
       sums.y += dot_chunk(row_1, chunk, &inputs, input_sum);

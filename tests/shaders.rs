@@ -173,8 +173,16 @@ fn gemv() {
             // The fewest loads a row, and more than a team of lanes has.
             for columns in [Gemv::column_multiple(format), 6144] {
                 for &(input, output) in &pairs {
-                    let kernel =
-                        Gemv { format, rows: 257, columns, input, last_row: false, output, subgroup_min };
+                    let kernel = Gemv {
+                        format,
+                        rows: 257,
+                        columns,
+                        input,
+                        last_row: false,
+                        output,
+                        busy_workgroups: 256,
+                        subgroup_min,
+                    };
                     check(&kernel, subgroup_min);
                 }
             }
@@ -190,7 +198,16 @@ fn gemv() {
 
 /// The product that makes the logits of a prefill.
 fn head(format: WeightFormat, rows: u32, input: Input, subgroup_min: Option<u32>) -> Gemv {
-    Gemv { format, rows, columns: 1536, input, last_row: true, output: Output::Plain, subgroup_min }
+    Gemv {
+        format,
+        rows,
+        columns: 1536,
+        input,
+        last_row: true,
+        output: Output::Plain,
+        busy_workgroups: 4,
+        subgroup_min,
+    }
 }
 
 #[test]

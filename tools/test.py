@@ -24,8 +24,8 @@ from serve import Server
 # What can be tested alone with --only; a step of no area belongs to the tree as a whole.
 AREAS = {"text": "models that read and write text, and all that stands below them"}
 
-# Rooms that know no GPU: their tests, `room::…` in the crate and tests/ROOM.rs or tests/ROOM_*.rs, run only once.
-GPU_FREE = ("architecture", "checkpoint", "error", "fetch", "text")
+# What runs on the second software driver too: every kernel and every family. The rest is the same on both.
+GPU_TARGETS = ("kernels", "models")
 
 # tests/browser.rs and tests/ROOM_browser.rs; cargo takes the pattern.
 BROWSER_TARGETS = ("--test=*browser",)
@@ -154,10 +154,8 @@ def native_tests(full):
     lavapipe = {"VK_ICD_FILENAMES": str(setup.LAVAPIPE_ICD), "JIRD_GPU": "lavapipe"}
     yield runner("native, lavapipe", CARGO_SUMMARY, *cargo_test, area="text", **real, **lavapipe)
 
-    targets = [path.stem for path in sorted((ROOT / "tests").glob("*.rs"))]
-    gpu_targets = [f"--test={target}" for target in targets if target.split("_")[0] not in GPU_FREE]
-    skips = [part for room in GPU_FREE for part in ("--skip", f"{room}::")]
-    again = (*cargo_test, "--lib", *gpu_targets, "--", *skips)
+    gpu_targets = [f"--test={target}" for target in GPU_TARGETS]
+    again = (*cargo_test, *gpu_targets)
     swiftshader = {"VK_ICD_FILENAMES": str(setup.SWIFTSHADER_ICD), "JIRD_GPU": "swiftshader"}
     yield runner("native, SwiftShader", CARGO_SUMMARY, *again, area="text", **real, **swiftshader)
 

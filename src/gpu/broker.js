@@ -6,6 +6,7 @@ export function lendRequestDevice(wanted) {
   const loan = {
     granted: [],
     subgroupMinSize: 0,
+    isFallbackAdapter: false,
     giveBack() {
       prototype.requestDevice = original;
     },
@@ -13,6 +14,7 @@ export function lendRequestDevice(wanted) {
   prototype.requestDevice = function (descriptor = {}) {
     loan.granted = wanted.filter((feature) => this.features.has(feature));
     loan.subgroupMinSize = this.info?.subgroupMinSize ?? 0;
+    loan.isFallbackAdapter = this.info?.isFallbackAdapter ?? false;
     const requiredFeatures = [...new Set([...(descriptor.requiredFeatures ?? []), ...loan.granted])];
     return original.call(this, { ...descriptor, requiredFeatures });
   };

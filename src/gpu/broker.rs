@@ -13,6 +13,8 @@ pub(super) struct Granted {
     pub device: wgpu::Device,
     pub queue: wgpu::Queue,
     pub subgroup_min: Option<u32>,
+    /// Whether a processor plays GPU, for which every workgroup is work rather than a chance to spread it.
+    pub is_processor: bool,
 }
 
 #[cfg(not(target_arch = "wasm32"))]
@@ -29,7 +31,13 @@ mod native {
             descriptor.required_features |= wgpu::Features::SUBGROUP;
         }
         let (device, queue) = adapter.request_device(&descriptor).await?;
-        Ok(Granted { device, queue, subgroup_min: subgroups.then_some(adapter.get_info().subgroup_min_size) })
+        let info = adapter.get_info();
+        Ok(Granted {
+            device,
+            queue,
+            subgroup_min: subgroups.then_some(info.subgroup_min_size),
+            is_processor: info.device_type == wgpu::DeviceType::Cpu,
+        })
     }
 }
 
@@ -49,6 +57,8 @@ mod browser {
         fn granted(this: &Loan) -> Vec<String>;
         #[wasm_bindgen(method, getter, js_name = subgroupMinSize)]
         fn subgroup_min_size(this: &Loan) -> u32;
+        #[wasm_bindgen(method, getter, js_name = isFallbackAdapter)]
+        fn is_fallback_adapter(this: &Loan) -> bool;
         /// Gives the event loop a turn for about `milliseconds`.
         pub async fn pause(milliseconds: f64);
     }
@@ -65,6 +75,11 @@ mod browser {
         loan.give_back();
         let (device, queue) = request.await?;
         let min = loan.subgroup_min_size();
-        Ok(Granted { device, queue, subgroup_min: (min > 0 && !loan.granted().is_empty()).then_some(min) })
+        Ok(Granted {
+            device,
+            queue,
+            subgroup_min: (min > 0 && !loan.granted().is_empty()).then_some(min),
+            is_processor: loan.is_fallback_adapter(),
+        })
     }
 }

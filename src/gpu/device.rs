@@ -15,6 +15,8 @@ pub struct Capabilities {
     pub adapter: String,
     /// The smallest subgroup of the device, where kernels may use subgroups.
     pub subgroup_min: Option<u32>,
+    /// Workgroups that it takes to occupy the device: few on a processor that plays GPU.
+    pub busy_workgroups: u32,
     /// The largest buffer, in bytes.
     pub max_buffer_bytes: u64,
     /// The largest part of a buffer that one binding can show to a kernel, in bytes.
@@ -80,6 +82,7 @@ impl Gpu {
             capabilities: Capabilities {
                 adapter: info.name,
                 subgroup_min: granted.subgroup_min,
+                busy_workgroups: if granted.is_processor { 4 } else { 256 },
                 max_buffer_bytes: limits.max_buffer_size,
                 max_binding_bytes: limits.max_storage_buffer_binding_size,
             },

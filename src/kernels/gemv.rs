@@ -32,14 +32,14 @@ pub struct Gemv {
     pub last_row: bool,
     /// What becomes of the dot products.
     pub output: Output,
+    /// Workgroups that it takes to occupy the device.
+    pub busy_workgroups: u32,
     /// The smallest subgroup, where kernels may use subgroups.
     pub subgroup_min: Option<u32>,
 }
 
 const WORKGROUP: u32 = 128;
 const ROWS_PER_TEAM: u32 = 2;
-/// Enough workgroups to occupy a large GPU.
-const BUSY_WORKGROUPS: u32 = 256;
 
 impl Gemv {
     /// What the columns of a weight of `format` must be a multiple of.
@@ -51,11 +51,12 @@ impl Gemv {
     }
 
     /// Invocations that share a row: few, so that a workgroup has many rows to spread its norm over, but as
-    /// many as it takes to make [`BUSY_WORKGROUPS`], and no more than a row has loads.
+    /// many as it takes to occupy the device, and no more than a row has loads.
     fn lanes(&self) -> u32 {
         let loads = self.columns / weight::chunk(self.format);
         let most = (loads / 2 + 1).next_power_of_two().clamp(4, 64);
-        let busy = |lanes: &u32| self.rows.div_ceil(WORKGROUP / lanes * ROWS_PER_TEAM) >= BUSY_WORKGROUPS;
+        let busy =
+            |lanes: &u32| self.rows.div_ceil(WORKGROUP / lanes * ROWS_PER_TEAM) >= self.busy_workgroups;
         [8, 16, 32].into_iter().find(busy).unwrap_or(64).min(most)
     }
 

@@ -150,6 +150,7 @@ impl Linear {
             input,
             last_row: false,
             output,
+            busy_workgroups: plan.gpu().capabilities().busy_workgroups,
             subgroup_min: plan.subgroup_min(),
         }
     }
