@@ -36,7 +36,7 @@ STEP_SECONDS = 1800
 END_TO_END = ROOT / "tests" / "e2e"
 NPM = ("npm", "run", "--silent")
 SETUP = "set-up"  # the one step that every run begins with
-BROWSER_TEST_SECONDS = 600
+BROWSER_TEST_SECONDS = 1500
 
 # How the runners sum up: libtest and wasm-bindgen-test, once per test binary, and node --test.
 CARGO_SUMMARY = re.compile(r"^test result: .*?(?P<passed>\d+) passed; (?P<failed>\d+) failed", re.MULTILINE)
