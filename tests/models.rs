@@ -25,3 +25,16 @@ fn golden() {
 fn greedy() {
     each(cases::greedy);
 }
+
+/// Weights that no single binding can hold are cut by rows: the vocabulary of 320 rows into three, gate and up
+/// into two.
+#[test]
+fn sharded() {
+    pollster::block_on(async {
+        let options = GpuOptions { max_binding_bytes: Some(32 << 10), ..GpuOptions::default() };
+        let gpu = Gpu::open(options).await.expect("a GPU device");
+        let fixture = cases::FIXTURES.iter().find(|fixture| fixture.name == "gemma3/pattern/config.json");
+        cases::golden(&gpu, fixture.expect("the fixture")).await;
+        cases::greedy(&gpu, fixture.expect("the fixture")).await;
+    });
+}

@@ -24,7 +24,8 @@ const DISPATCHES_PER_LAYER: usize = 6;
 const DISPATCHES_AROUND: usize = 4;
 
 async fn load(name: &str) -> Tiny {
-    let gpu = Gpu::open(GpuOptions { subgroups: false }).await.expect("a GPU device");
+    let gpu =
+        Gpu::open(GpuOptions { subgroups: false, ..GpuOptions::default() }).await.expect("a GPU device");
     let fixture = FIXTURES.iter().find(|fixture| fixture.name == name).expect("a fixture");
     Tiny::load(&gpu, fixture).await
 }

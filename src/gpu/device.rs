@@ -28,11 +28,13 @@ pub struct Capabilities {
 pub struct GpuOptions {
     /// Use subgroups where the device has them.
     pub subgroups: bool,
+    /// Bind no more than this, though the device could: it shows how weights are cut on lesser ones.
+    pub max_binding_bytes: Option<u64>,
 }
 
 impl Default for GpuOptions {
     fn default() -> Self {
-        Self { subgroups: true }
+        Self { subgroups: true, max_binding_bytes: None }
     }
 }
 
@@ -84,7 +86,9 @@ impl Gpu {
                 subgroup_min: granted.subgroup_min,
                 busy_workgroups: if granted.is_processor { 4 } else { 256 },
                 max_buffer_bytes: limits.max_buffer_size,
-                max_binding_bytes: limits.max_storage_buffer_binding_size,
+                max_binding_bytes: limits
+                    .max_storage_buffer_binding_size
+                    .min(options.max_binding_bytes.unwrap_or(u64::MAX)),
             },
             device: granted.device,
             queue: granted.queue,

@@ -48,7 +48,7 @@ fn output(count: u32) -> Arg {
 
 impl Rig {
     pub async fn open(subgroups: bool) -> Self {
-        let gpu = Gpu::open(GpuOptions { subgroups }).await.expect("a GPU device");
+        let gpu = Gpu::open(GpuOptions { subgroups, ..GpuOptions::default() }).await.expect("a GPU device");
         Self { gpu, checked: 0 }
     }
 
