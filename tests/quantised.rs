@@ -46,11 +46,8 @@ impl Scorer {
     /// Logits `[ROWS, vocab_size]` of `ids` at `position`.
     async fn score(&self, position: u32, ids: &[u32]) -> Vec<f32> {
         let step = Step { position, rows: ROWS, ..Step::default() };
-        self.gpu.write(&self.state.inputs.step, 0, bytemuck::bytes_of(&step));
-        self.gpu.write(&self.state.inputs.tokens, 0, bytemuck::cast_slice(ids));
-        for rope in &self.state.ropes {
-            rope.write(&self.gpu, position, ROWS);
-        }
+        self.state.write_tokens(&self.gpu, ids, ROWS);
+        self.state.write_step(&self.gpu, &step, ROWS);
         self.gpu.submit(self.plan.dispatches(), &[]);
         let bytes = u64::from(self.logits.rows * self.logits.columns) * 4;
         let buffer = self.plan.buffer(self.logits);

@@ -72,10 +72,7 @@ impl Session {
         let count = ids.len() as u32;
         let rows = BUCKETS.into_iter().find(|&bucket| count <= bucket).unwrap_or(MAX_ROWS);
         let rows = if count == 1 { 1 } else { rows };
-        // Padding rows hold token 0; nothing reads what they compute.
-        let mut padded = ids.to_vec();
-        padded.resize(rows as usize, 0);
-        self.gpu.write(&self.state.inputs.tokens, 0, bytemuck::cast_slice(&padded));
+        self.state.write_tokens(&self.gpu, ids, rows);
         self.submit(model, PlanKey { rows, sampler }, count, sampling)
     }
 
@@ -97,10 +94,7 @@ impl Session {
             None => Readback::new(&self.gpu, self.state.inputs.tokens.clone(), 0..4)?,
         };
         let step = Step { position: self.position, rows: count, ..sampling };
-        self.gpu.write(&self.state.inputs.step, 0, bytemuck::bytes_of(&step));
-        for rope in &self.state.ropes {
-            rope.write(&self.gpu, self.position, key.rows);
-        }
+        self.state.write_step(&self.gpu, &step, key.rows);
         self.gpu.submit(plan.dispatches(), &[&readback]);
         self.position += count;
         Ok(readback)

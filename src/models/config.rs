@@ -34,7 +34,7 @@ pub(super) struct Sizes {
     pub num_hidden_layers: u32,
 }
 
-/// Far above every real model's sizes; keeps products of two sizes within u32.
+/// Far above every real model's sizes.
 const MAX_SIZE: u32 = 1 << 20;
 const MAX_LAYERS: u32 = 1024;
 /// The largest head that the attention kernel's tiles hold.

@@ -12,6 +12,7 @@ use serde_json::Value as Json;
 
 use crate::error::{Code, Error, Result};
 use crate::gpu::Gpu;
+use crate::kernels::Step;
 use crate::nn::{KvCache, Loader, Residual, Rope, RopeTable, StepInputs};
 use crate::plan::{PlanBuilder, Value};
 
@@ -46,7 +47,7 @@ impl State {
     /// Buffers for `context` positions and steps of up to `rows` rows.
     pub fn new(gpu: &Gpu, dimensions: &Dimensions, context: u32, rows: u32) -> Result<Self> {
         use crate::gpu::Usage::Io;
-        let step_bytes = size_of::<crate::kernels::Step>() as u64;
+        let step_bytes = size_of::<Step>() as u64;
         let inputs = StepInputs {
             step: gpu.buffer("step", step_bytes, Io)?.into(),
             tokens: gpu.buffer("tokens", u64::from(rows) * 4, Io)?.into(),
@@ -54,6 +55,24 @@ impl State {
         let ropes = dimensions.ropes.iter().map(|rope| RopeTable::new(gpu, rope.clone(), rows));
         let caches = dimensions.cache_widths.iter().map(|&width| KvCache::new(gpu, context, width));
         Ok(Self { inputs, ropes: ropes.collect::<Result<_>>()?, caches: caches.collect::<Result<_>>()? })
+    }
+}
+
+impl State {
+    /// Writes the tokens of a plan's `rows`. Rows past `ids` are padding: they hold token 0, and nothing reads
+    /// what they compute.
+    pub fn write_tokens(&self, gpu: &Gpu, ids: &[u32], rows: u32) {
+        let mut padded = ids.to_vec();
+        padded.resize(rows as usize, 0);
+        gpu.write(&self.inputs.tokens, 0, bytemuck::cast_slice(&padded));
+    }
+
+    /// Writes `step` and the turns of a plan's `rows`, for the next submission.
+    pub fn write_step(&self, gpu: &Gpu, step: &Step, rows: u32) {
+        gpu.write(&self.inputs.step, 0, bytemuck::bytes_of(step));
+        for rope in &self.ropes {
+            rope.write(gpu, step.position, rows);
+        }
     }
 }
 

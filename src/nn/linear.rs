@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::{Residual, RmsNorm, StepInputs, Weight};
-use crate::kernels::{Gemv, Input, Matmul, Output};
+use crate::kernels::{Activation, Gemv, Input, Matmul, Output};
 use crate::plan::{Operand, PlanBuilder, Value};
 
 /// `y = W x`, where `W` may be several matrices of the checkpoint stacked by rows.
@@ -103,7 +103,13 @@ impl Linear {
     }
 
     /// `y [1, rows] = activation(gate) · up` where the parts are gate and up.
-    pub(super) fn gemv_gated(&self, plan: &mut PlanBuilder, source: &Source, output: Output) -> Value {
+    pub(super) fn gemv_gated(
+        &self,
+        plan: &mut PlanBuilder,
+        source: &Source,
+        activation: Activation,
+    ) -> Value {
+        let output = Output::Gated(activation);
         let y = plan.value("gated", 1, self.weight.rows);
         for (index, shard) in self.weight.shards().iter().enumerate() {
             let input = if index == 0 { source.input } else { source.input.without_residual() };

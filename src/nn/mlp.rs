@@ -1,7 +1,7 @@
 //! Gated MLPs.
 
 use super::{Linear, Residual, RmsNorm};
-use crate::kernels::{Activation, GatedAct, Output};
+use crate::kernels::{Activation, GatedAct};
 use crate::plan::{PlanBuilder, Value};
 
 /// `activation(gate x) · up x`; the down projection is the caller's, since it ends in the residual.
@@ -18,7 +18,7 @@ impl GatedMlp {
     pub fn forward_norm(&self, plan: &mut PlanBuilder, residual: &mut Residual, norm: &RmsNorm) -> Value {
         if plan.fuses() {
             let source = residual.source(plan, norm, true);
-            return self.gate_up.gemv_gated(plan, &source, Output::Gated(self.activation));
+            return self.gate_up.gemv_gated(plan, &source, self.activation);
         }
         let gate_up = self.gate_up.forward_norm(plan, residual, norm);
         let y = plan.value("gated", gate_up.rows, gate_up.columns / 2);

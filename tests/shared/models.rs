@@ -104,13 +104,8 @@ impl Tiny {
     async fn step(&self, readable: &Readable, position: u32, ids: &[u32]) -> Vec<f32> {
         let rows = readable.plan.rows();
         let step = Step { position, rows: ids.len() as u32, ..Step::default() };
-        self.gpu.write(&self.state.inputs.step, 0, bytemuck::bytes_of(&step));
-        let mut padded = ids.to_vec();
-        padded.resize(rows as usize, 0);
-        self.gpu.write(&self.state.inputs.tokens, 0, bytemuck::cast_slice(&padded));
-        for rope in &self.state.ropes {
-            rope.write(&self.gpu, position, rows);
-        }
+        self.state.write_tokens(&self.gpu, ids, rows);
+        self.state.write_step(&self.gpu, &step, rows);
         self.gpu.submit(readable.plan.dispatches(), &[]);
         self.read(readable, readable.logits).await
     }
