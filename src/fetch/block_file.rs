@@ -166,6 +166,15 @@ impl BlockFile {
         Ok(bytes)
     }
 
+    /// The bytes of each of `ranges`: rows of a table that is read here and there.
+    pub async fn read_scattered(&self, ranges: &[Range<u64>]) -> Result<Vec<Vec<u8>>> {
+        let mut parts = Vec::with_capacity(ranges.len());
+        for range in ranges {
+            parts.push(self.read(range.clone()).await?);
+        }
+        Ok(parts)
+    }
+
     /// The whole file, which may have at most `limit` bytes.
     pub async fn read_all(&self, limit: u64) -> Result<Vec<u8>> {
         if self.size() > limit {
