@@ -139,6 +139,14 @@ impl Checkpoint {
         Ok(tensors)
     }
 
+    /// Says that `tensors` will be read in this order, so that their files may be fetched ahead.
+    pub fn will_read(&self, tensors: &[&TensorInfo]) {
+        for (number, file) in self.files.iter().enumerate() {
+            let its = tensors.iter().filter(|tensor| tensor.file == number);
+            file.will_read(its.map(|tensor| tensor.bytes.clone()));
+        }
+    }
+
     /// The bytes of rows `rows` of a tensor, elements in little-endian order of bytes.
     ///
     /// Fails with `MissingTensor`, with `InvalidArgument` if the rows are not all there, and with what

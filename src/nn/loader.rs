@@ -179,7 +179,9 @@ impl<'a> Loader<'a> {
     /// error ends the loading.
     pub async fn run(self, check: &dyn Fn() -> Result<()>) -> Result<()> {
         let names = self.fills.iter().map(|fill| fill.tensor.as_str());
-        for info in self.checkpoint.in_file_order(names)? {
+        let tensors = self.checkpoint.in_file_order(names)?;
+        self.checkpoint.will_read(&tensors);
+        for info in tensors {
             // Tied weights are one fill; a tensor with several fills is read for each.
             for fill in self.fills.iter().filter(|fill| fill.tensor == info.name) {
                 self.fill(info, &fill.target, check).await?;
