@@ -22,7 +22,10 @@ from project import MODELS, ROOT, TOOLS, WASM_TARGET, Failure, environment, main
 from serve import Server
 
 # What can be tested alone with --only; a step of no area belongs to the tree as a whole.
-AREAS = {"text": "models that read and write text, and all that stands below them"}
+AREAS = {
+    "text": "models that read and write text, and all that stands below them",
+    "loader": "files, their way over bad networks, and what is kept of them",
+}
 
 # What runs on the second software driver too: every kernel and every family. The rest is the same on both.
 GPU_TARGETS = ("kernels", "models")
