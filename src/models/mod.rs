@@ -8,6 +8,8 @@ mod config;
 mod gemma3;
 mod llama;
 
+use std::cell::Cell;
+
 use serde_json::Value as Json;
 
 use crate::error::{Code, Error, Result};
@@ -42,6 +44,8 @@ pub struct State {
     pub ropes: Vec<RopeTable>,
     /// Keys and values, as [`Dimensions::caches`].
     pub caches: Vec<KvCache>,
+    /// The furthest position written since a step at position 0, exclusive.
+    written: Cell<u32>,
 }
 
 impl State {
@@ -54,8 +58,13 @@ impl State {
             tokens: gpu.buffer("tokens", u64::from(rows) * 4, Io)?.into(),
         };
         let ropes = dimensions.ropes.iter().map(|rope| RopeTable::new(gpu, rope.clone(), rows));
-        let caches = dimensions.caches.iter().map(|&spec| KvCache::new(gpu, spec, context));
-        Ok(Self { inputs, ropes: ropes.collect::<Result<_>>()?, caches: caches.collect::<Result<_>>()? })
+        let caches = dimensions.caches.iter().map(|&spec| KvCache::new(gpu, spec, context, rows));
+        Ok(Self {
+            inputs,
+            ropes: ropes.collect::<Result<_>>()?,
+            caches: caches.collect::<Result<_>>()?,
+            written: Cell::new(0),
+        })
     }
 }
 
@@ -71,9 +80,24 @@ impl State {
     /// Writes `step` and the turns of a plan's `rows`, for the next submission.
     pub fn write_step(&self, gpu: &Gpu, step: &Step, rows: u32) {
         gpu.write(&self.inputs.step, 0, bytemuck::bytes_of(step));
+        let before = if step.position == 0 { 0 } else { self.written.get() };
+        self.written.set(before.max(step.position + step.rows));
         for rope in &self.ropes {
             rope.write(gpu, step.position, rows);
         }
+    }
+}
+
+impl State {
+    /// Whether the next step may begin at `position`, the positions before it being kept: whether every cache
+    /// still holds the keys that it sees.
+    ///
+    /// Caches of the whole context always do. The ring of a sliding layer holds its window and as many positions
+    /// more as a step has rows; what lies further back than these from the furthest position ever written since
+    /// the conversation's start is lost. Position 0 needs nothing.
+    pub fn can_roll_back_to(&self, position: u32) -> bool {
+        let written = self.written.get();
+        position == 0 || self.caches.iter().all(|cache| cache.reaches_back_from(position, written))
     }
 }
 
