@@ -8,12 +8,14 @@ mod config;
 mod gemma3;
 mod llama;
 
+use std::cell::Cell;
+
 use serde_json::Value as Json;
 
 use crate::error::{Code, Error, Result};
 use crate::gpu::Gpu;
 use crate::kernels::Step;
-use crate::nn::{KvCache, Loader, Residual, Rope, RopeTable, StepInputs};
+use crate::nn::{CacheSpec, KvCache, Loader, Residual, Rope, RopeTable, StepInputs};
 use crate::plan::{PlanBuilder, Value};
 
 pub use gemma3::Gemma3;
@@ -26,8 +28,9 @@ pub struct Dimensions {
     pub vocab_size: u32,
     /// Positions that the model was made for.
     pub max_position_embeddings: u32,
-    /// For each layer, elements of one position's keys: `num_key_value_heads · head_dim`.
-    pub cache_widths: Vec<u32>,
+    /// The caches of keys and values. Layers refer to them by index: each has its own, but for those that
+    /// share another's.
+    pub caches: Vec<CacheSpec>,
     /// The kinds of rotary embedding that the layers use.
     pub ropes: Vec<Rope>,
 }
@@ -39,8 +42,10 @@ pub struct State {
     pub inputs: StepInputs,
     /// The turns of the step's rows, as [`Dimensions::ropes`].
     pub ropes: Vec<RopeTable>,
-    /// Keys and values, one per layer.
+    /// Keys and values, as [`Dimensions::caches`].
     pub caches: Vec<KvCache>,
+    /// The furthest position written since a step at position 0, exclusive.
+    written: Cell<u32>,
 }
 
 impl State {
@@ -53,8 +58,13 @@ impl State {
             tokens: gpu.buffer("tokens", u64::from(rows) * 4, Io)?.into(),
         };
         let ropes = dimensions.ropes.iter().map(|rope| RopeTable::new(gpu, rope.clone(), rows));
-        let caches = dimensions.cache_widths.iter().map(|&width| KvCache::new(gpu, context, width));
-        Ok(Self { inputs, ropes: ropes.collect::<Result<_>>()?, caches: caches.collect::<Result<_>>()? })
+        let caches = dimensions.caches.iter().map(|&spec| KvCache::new(gpu, spec, context, rows));
+        Ok(Self {
+            inputs,
+            ropes: ropes.collect::<Result<_>>()?,
+            caches: caches.collect::<Result<_>>()?,
+            written: Cell::new(0),
+        })
     }
 }
 
@@ -70,9 +80,24 @@ impl State {
     /// Writes `step` and the turns of a plan's `rows`, for the next submission.
     pub fn write_step(&self, gpu: &Gpu, step: &Step, rows: u32) {
         gpu.write(&self.inputs.step, 0, bytemuck::bytes_of(step));
+        let before = if step.position == 0 { 0 } else { self.written.get() };
+        self.written.set(before.max(step.position + step.rows));
         for rope in &self.ropes {
             rope.write(gpu, step.position, rows);
         }
+    }
+}
+
+impl State {
+    /// Whether the next step may begin at `position`, the positions before it being kept: whether every cache
+    /// still holds the keys that it sees.
+    ///
+    /// Caches of the whole context always do. The ring of a sliding layer holds its window and as many positions
+    /// more as a step has rows; what lies further back than these from the furthest position ever written since
+    /// the conversation's start is lost. Position 0 needs nothing.
+    pub fn can_roll_back_to(&self, position: u32) -> bool {
+        let written = self.written.get();
+        position == 0 || self.caches.iter().all(|cache| cache.reaches_back_from(position, written))
     }
 }
 
