@@ -58,7 +58,7 @@ fn check(family: &str, fixture: &str) {
     pollster::block_on(async {
         let tiny = load(fixture).await;
         let decode = plan(&tiny, 1);
-        let layers = tiny.model.dimensions().cache_widths.len();
+        let layers = tiny.model.dimensions().caches.len();
         assert_eq!(decode.dispatches().len(), layers * DISPATCHES_PER_LAYER + DISPATCHES_AROUND);
         assert_snapshot(&format!("{family}.decode"), &on_any_device(decode.dump()));
         assert_snapshot(&format!("{family}.prefill"), &on_any_device(plan(&tiny, 16).dump()));

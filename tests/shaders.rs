@@ -254,13 +254,9 @@ fn gated_act() {
 #[test]
 fn rope_append() {
     for subgroup_min in SUBGROUPS {
-        for qk_norm in [None, Some(NORM)] {
-            for head_dim in [16, 64, 256, 512] {
-                for (m, heads, kv_heads) in [(1, 1, 1), (256, 32, 8)] {
-                    let context = 32_768;
-                    let kernel = RopeAppend { m, heads, kv_heads, head_dim, context, qk_norm, subgroup_min };
-                    check(&kernel, subgroup_min);
-                }
+        for projection in cases::projections() {
+            for m in [1, 256] {
+                check(&RopeAppend { projection, m, context: 32_768, subgroup_min }, subgroup_min);
             }
         }
     }

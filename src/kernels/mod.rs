@@ -11,6 +11,7 @@ mod gather;
 mod gemv;
 mod matmul;
 mod norm;
+mod projection;
 mod rms_norm;
 mod rope_append;
 mod shader;
@@ -26,8 +27,9 @@ pub use gather::Gather;
 pub use gemv::{Gemv, Output};
 pub use matmul::Matmul;
 pub use norm::{Input, NormInput, NormKernel, PostNorm};
+pub use projection::{KeyValues, Projection};
 pub use rms_norm::RmsNormKernel;
-pub use rope_append::{QkNorm, RopeAppend};
+pub use rope_append::RopeAppend;
 pub use shader::Prelude;
 pub use threshold::Threshold;
 

@@ -7,7 +7,7 @@ use super::config::{self, RopeParameters, Sizes, require};
 use super::{Dimensions, State, TextModel, blocks};
 use crate::error::Result;
 use crate::kernels::{Activation, NormKernel};
-use crate::nn::{Attention, Embedding, GatedMlp, Linear, Loader, Residual, RmsNorm};
+use crate::nn::{Attention, CacheSpec, Embedding, GatedMlp, KeyValues, Linear, Loader, Residual, RmsNorm};
 use crate::plan::{PlanBuilder, Value};
 
 #[derive(Deserialize)]
@@ -107,6 +107,11 @@ impl Gemma3Config {
         Ok((0..self.num_hidden_layers).map(layer_type).collect())
     }
 
+    /// Keys that a layer of this type sees.
+    fn window(&self, layer_type: LayerType) -> Option<u32> {
+        (layer_type == LayerType::SlidingAttention).then_some(self.sliding_window)
+    }
+
     /// The parameters of sliding and of full layers.
     fn ropes(&self) -> Result<[crate::nn::Rope; 2]> {
         let by_layer = self.rope_parameters.clone().unwrap_or_else(|| RopeByLayer {
@@ -158,8 +163,11 @@ impl Layer {
                 kv_heads: sizes.num_key_value_heads,
                 head_dim: sizes.head_dim,
                 scale: (config.query_pre_attn_scalar as f32).powf(-0.5),
-                window: (layer_type == LayerType::SlidingAttention).then_some(config.sliding_window),
-                qk_norm: Some([q_norm, k_norm]),
+                window: config.window(layer_type),
+                q_norm: Some(q_norm),
+                k_norm: Some(k_norm),
+                v_norm: None,
+                key_values: KeyValues::Projected,
             },
             o_proj: blocks::o_proj(sizes, name, loader)?,
             mlp: blocks::mlp(sizes, Activation::GeluTanh, name, loader)?,
@@ -185,16 +193,18 @@ impl Gemma3 {
         let sizes = config.sizes()?;
         let prefix = config::prefix(loader);
         let weight = blocks::vocabulary(&sizes, format!("{prefix}embed_tokens.weight"), loader)?;
+        let types = config.layer_types()?;
         let layers = (0..)
-            .zip(config.layer_types()?)
-            .map(|(i, kind)| Layer::declare(&config, &sizes, kind, &format!("{prefix}layers.{i}"), loader))
+            .zip(&types)
+            .map(|(i, &kind)| Layer::declare(&config, &sizes, kind, &format!("{prefix}layers.{i}"), loader))
             .collect::<Result<_>>()?;
         let kernel = NormKernel { eps: config.rms_norm_eps, unit_offset: true };
+        let cache = |kind: &LayerType| CacheSpec { width: sizes.kv_columns(), window: config.window(*kind) };
         Ok(Self {
             dimensions: Dimensions {
                 vocab_size: sizes.vocab_size,
                 max_position_embeddings: config.max_position_embeddings,
-                cache_widths: vec![sizes.kv_columns(); sizes.num_hidden_layers as usize],
+                caches: types.iter().map(cache).collect(),
                 ropes: config.ropes()?.to_vec(),
             },
             embed_tokens: Embedding { weight: weight.clone(), scale: (sizes.hidden_size as f32).sqrt() },

@@ -7,7 +7,7 @@ use super::config::{self, RopeParameters, Sizes, require};
 use super::{Dimensions, State, TextModel, blocks};
 use crate::error::Result;
 use crate::kernels::{Activation, NormKernel};
-use crate::nn::{Attention, Embedding, GatedMlp, Linear, Loader, Residual, RmsNorm};
+use crate::nn::{Attention, CacheSpec, Embedding, GatedMlp, KeyValues, Linear, Loader, Residual, RmsNorm};
 use crate::plan::{PlanBuilder, Value};
 
 #[derive(Deserialize)]
@@ -93,7 +93,10 @@ impl Layer {
                 head_dim: sizes.head_dim,
                 scale: (sizes.head_dim as f32).powf(-0.5),
                 window: config.sliding_window,
-                qk_norm: None,
+                q_norm: None,
+                k_norm: None,
+                v_norm: None,
+                key_values: KeyValues::Projected,
             },
             o_proj: blocks::o_proj(sizes, name, loader)?,
             post_attention_layernorm: loader.norm(tensor("post_attention_layernorm"), hidden, norm)?,
@@ -132,11 +135,12 @@ impl Llama {
         } else {
             blocks::vocabulary(&sizes, "lm_head.weight".to_owned(), loader)?
         };
+        let cache = CacheSpec { width: sizes.kv_columns(), window: config.sliding_window };
         Ok(Self {
             dimensions: Dimensions {
                 vocab_size: sizes.vocab_size,
                 max_position_embeddings: config.max_position_embeddings,
-                cache_widths: vec![sizes.kv_columns(); sizes.num_hidden_layers as usize],
+                caches: vec![cache; sizes.num_hidden_layers as usize],
                 ropes: vec![rope],
             },
             embed_tokens,

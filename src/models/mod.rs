@@ -13,7 +13,7 @@ use serde_json::Value as Json;
 use crate::error::{Code, Error, Result};
 use crate::gpu::Gpu;
 use crate::kernels::Step;
-use crate::nn::{KvCache, Loader, Residual, Rope, RopeTable, StepInputs};
+use crate::nn::{CacheSpec, KvCache, Loader, Residual, Rope, RopeTable, StepInputs};
 use crate::plan::{PlanBuilder, Value};
 
 pub use gemma3::Gemma3;
@@ -26,8 +26,9 @@ pub struct Dimensions {
     pub vocab_size: u32,
     /// Positions that the model was made for.
     pub max_position_embeddings: u32,
-    /// For each layer, elements of one position's keys: `num_key_value_heads · head_dim`.
-    pub cache_widths: Vec<u32>,
+    /// The caches of keys and values. Layers refer to them by index: each has its own, but for those that
+    /// share another's.
+    pub caches: Vec<CacheSpec>,
     /// The kinds of rotary embedding that the layers use.
     pub ropes: Vec<Rope>,
 }
@@ -39,7 +40,7 @@ pub struct State {
     pub inputs: StepInputs,
     /// The turns of the step's rows, as [`Dimensions::ropes`].
     pub ropes: Vec<RopeTable>,
-    /// Keys and values, one per layer.
+    /// Keys and values, as [`Dimensions::caches`].
     pub caches: Vec<KvCache>,
 }
 
@@ -53,7 +54,7 @@ impl State {
             tokens: gpu.buffer("tokens", u64::from(rows) * 4, Io)?.into(),
         };
         let ropes = dimensions.ropes.iter().map(|rope| RopeTable::new(gpu, rope.clone(), rows));
-        let caches = dimensions.cache_widths.iter().map(|&width| KvCache::new(gpu, context, width));
+        let caches = dimensions.caches.iter().map(|&spec| KvCache::new(gpu, spec, context));
         Ok(Self { inputs, ropes: ropes.collect::<Result<_>>()?, caches: caches.collect::<Result<_>>()? })
     }
 }

@@ -16,7 +16,7 @@ mod weight;
 
 use std::rc::Rc;
 
-pub use attention::{Attention, KvCache};
+pub use attention::{Attention, CacheSpec, KvCache};
 pub use embedding::Embedding;
 pub use linear::Linear;
 pub use loader::{Loader, Precision, WeightDtype};
@@ -27,6 +27,7 @@ pub use sampler::Sampler;
 pub use weight::Weight;
 
 use crate::gpu::Buffer;
+pub use crate::kernels::KeyValues;
 
 /// What every step of a plan reads: written before each submission.
 #[derive(Clone, Debug)]

@@ -326,46 +326,71 @@ pub async fn gated_act(rig: &mut Rig) {
     }
 }
 
+/// Every source of keys and values with every combination of norms, over the head shapes of real models.
+pub fn projections() -> Vec<Projection> {
+    let shapes = [(4, 2, 16), (9, 3, 64), (8, 1, 256), (1, 1, 36), (8, 1, 512)];
+    let norms = [
+        (None, None, None),
+        (Some(NORM), Some(NORM), Some(1e-6)),
+        (Some(GEMMA_NORM), Some(GEMMA_NORM), None),
+    ];
+    let sources = [KeyValues::Projected, KeyValues::KeysAsValues, KeyValues::Shared];
+    let mut projections = Vec::new();
+    for (heads, kv_heads, head_dim) in shapes {
+        for (q_norm, k_norm, v_norm) in norms {
+            for key_values in sources {
+                projections.push(Projection {
+                    heads,
+                    kv_heads,
+                    head_dim,
+                    key_values,
+                    q_norm,
+                    k_norm,
+                    v_norm,
+                });
+            }
+        }
+    }
+    projections
+}
+
+/// Turns by any angle, `[rows, head_dim/2]` of (cos, sin).
+fn turns(noise: &mut Noise, rows: u32, head_dim: u32) -> Vec<[f32; 2]> {
+    let mut turn = || {
+        let angle = noise.value() * 3.0;
+        [angle.cos(), angle.sin()]
+    };
+    (0..rows * head_dim / 2).map(|_| turn()).collect()
+}
+
 pub async fn rope_append(rig: &mut Rig) {
     let noise = &mut Noise::new(6);
-    for (heads, kv_heads, head_dim) in [(4, 2, 16), (9, 3, 64), (4, 1, 256), (1, 1, 36)] {
-        for qk_norm in [None, Some(NORM), Some(GEMMA_NORM)] {
-            let (m, context) = (3, 9);
-            let kernel = RopeAppend {
-                m,
-                heads,
-                kv_heads,
-                head_dim,
-                context,
-                qk_norm,
-                subgroup_min: rig.subgroup_min(),
-            };
-            let step = Step { position: 5, rows: 2, ..Step::default() };
-            let qkv = noise.values((m * (heads + 2 * kv_heads) * head_dim) as usize);
-            let rope: Vec<[f32; 2]> = (0..m * head_dim / 2)
-                .map(|_| {
-                    let angle = noise.value() * 3.0;
-                    [angle.cos(), angle.sin()]
-                })
-                .collect();
-            let norms = [noise.values(head_dim as usize), noise.values(head_dim as usize)];
-            let cache = (context * kv_heads * head_dim) as usize;
-            let mut caches = [vec![5.0; cache], vec![6.0; cache]];
-            let mut args = vec![read(&[step]), read(&qkv), read(&rope)];
-            if qk_norm.is_some() {
-                args.extend(norms.iter().map(|norm| read(norm)));
-            }
-            args.extend([
-                output(m * heads * head_dim),
-                Arg::Write(caches[0].clone()),
-                Arg::Write(caches[1].clone()),
-            ]);
-            let outputs = rig.run(&kernel, args).await;
-            let [k_cache, v_cache] = &mut caches;
-            let q = kernel.cpu(&step, &qkv, &rope, [&norms[0], &norms[1]], [k_cache, v_cache]);
-            assert_close(&kernel, &outputs[0], &q, 1e-5);
-            assert_close(&kernel, &outputs[1], &caches[0], 1e-5);
-            assert_close(&kernel, &outputs[2], &caches[1], 0.0);
+    for projection in projections() {
+        let Projection { heads, kv_heads, head_dim, .. } = projection;
+        let (m, context) = (3, 9);
+        let kernel = RopeAppend { projection, m, context, subgroup_min: rig.subgroup_min() };
+        let step = Step { position: 5, rows: 2, ..Step::default() };
+        let projected = noise.values((m * projection.projected() * head_dim) as usize);
+        let rope = turns(noise, m, head_dim);
+        let norms = [noise.values(head_dim as usize), noise.values(head_dim as usize)];
+        let cache = (context * kv_heads * head_dim) as usize;
+        let mut caches = [vec![5.0; cache], vec![6.0; cache]];
+
+        let appends = projection.appends();
+        let mut args = Vec::from_iter(appends.then(|| read(&[step])));
+        args.extend([read(&projected), read(&rope)]);
+        args.extend(projection.q_norm.map(|_| read(&norms[0])));
+        args.extend(projection.k_norm.filter(|_| appends).map(|_| read(&norms[1])));
+        args.push(output(m * heads * head_dim));
+        if appends {
+            args.extend(caches.iter().map(|cache| Arg::Write(cache.clone())));
+        }
+        let outputs = rig.run(&kernel, args).await;
+        let [k_cache, v_cache] = &mut caches;
+        let q = kernel.cpu(&step, &projected, &rope, [&norms[0], &norms[1]], [k_cache, v_cache]);
+        assert_close(&kernel, &outputs[0], &q, 1e-5);
+        for (got, twin) in outputs[1..].iter().zip(&caches) {
+            assert_close(&kernel, got, twin, 1e-5);
         }
     }
 }
