@@ -6,9 +6,11 @@
 
 mod attention;
 mod embedding;
+mod experts;
 mod linear;
 mod loader;
 mod mlp;
+mod per_layer;
 mod residual;
 mod rope;
 mod sampler;
@@ -18,9 +20,11 @@ use std::rc::Rc;
 
 pub use attention::{Attention, CacheSpec, KvCache};
 pub use embedding::Embedding;
+pub use experts::Experts;
 pub use linear::Linear;
 pub use loader::{Loader, Precision, WeightDtype};
 pub use mlp::GatedMlp;
+pub use per_layer::{PerLayerBlock, PerLayerInputs, PerLayerValues};
 pub use residual::{Residual, RmsNorm};
 pub use rope::{Rope, RopeTable};
 pub use sampler::Sampler;
