@@ -115,8 +115,25 @@ impl RopeParameters {
     }
 }
 
-/// What stands before the names of the text model's tensors.
-pub(super) fn prefix(loader: &Loader<'_>) -> &'static str {
-    let has = |prefix: &&&str| loader.has(&format!("{prefix}embed_tokens.weight"));
-    ["model.", "", "language_model.model.", "model.language_model."].iter().find(has).unwrap_or(&"model.")
+/// How a checkpoint names the tensors of its text model.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Names {
+    /// What stands before the names of embedding, layers and final norm.
+    pub body: &'static str,
+    /// The head, where it is not the embedding.
+    pub lm_head: &'static str,
+}
+
+/// Text models alone, and inside multimodal ones as transformers and MLX write them.
+const NAMES: [Names; 4] = [
+    Names { body: "model.", lm_head: "lm_head.weight" },
+    Names { body: "model.language_model.", lm_head: "lm_head.weight" },
+    Names { body: "language_model.model.", lm_head: "language_model.lm_head.weight" },
+    Names { body: "", lm_head: "lm_head.weight" },
+];
+
+/// The names that this checkpoint uses: those under which it has an embedding.
+pub(super) fn names(loader: &Loader<'_>) -> Names {
+    let is_used = |names: &&Names| loader.has(&format!("{}embed_tokens.weight", names.body));
+    *NAMES.iter().find(is_used).unwrap_or(&NAMES[0])
 }

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-use super::config::{self, RopeParameters, Sizes, require};
+use super::config::{self, Names, RopeParameters, Sizes, require};
 use super::{Dimensions, State, TextModel, blocks};
 use crate::error::Result;
 use crate::kernels::{Activation, NormKernel};
@@ -183,11 +183,11 @@ impl Gemma3 {
     pub fn declare(config: &Json, loader: &mut Loader<'_>) -> Result<Self> {
         let config: Gemma3Config = config::parse(config)?;
         let sizes = config.sizes()?;
-        let prefix = config::prefix(loader);
-        let weight = blocks::vocabulary(&sizes, format!("{prefix}embed_tokens.weight"), loader)?;
+        let Names { body, .. } = config::names(loader);
+        let weight = blocks::vocabulary(&sizes, format!("{body}embed_tokens.weight"), loader)?;
         let layers = (0..)
             .zip(config.layer_types()?)
-            .map(|(i, kind)| Layer::declare(&config, &sizes, kind, &format!("{prefix}layers.{i}"), loader))
+            .map(|(i, kind)| Layer::declare(&config, &sizes, kind, &format!("{body}layers.{i}"), loader))
             .collect::<Result<_>>()?;
         let kernel = NormKernel { eps: config.rms_norm_eps, unit_offset: true };
         Ok(Self {
@@ -199,7 +199,7 @@ impl Gemma3 {
             },
             embed_tokens: Embedding { weight: weight.clone(), scale: (sizes.hidden_size as f32).sqrt() },
             layers,
-            norm: loader.norm(format!("{prefix}norm.weight"), sizes.hidden_size, kernel)?,
+            norm: loader.norm(format!("{body}norm.weight"), sizes.hidden_size, kernel)?,
             lm_head: Linear::new(weight),
             final_logit_softcapping: config.final_logit_softcapping,
         })

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-use super::config::{self, RopeParameters, Sizes, require};
+use super::config::{self, Names, RopeParameters, Sizes, require};
 use super::{Dimensions, State, TextModel, blocks};
 use crate::error::Result;
 use crate::kernels::{Activation, NormKernel};
@@ -121,16 +121,16 @@ impl Llama {
         let parameters = config.rope_parameters.as_ref().or(config.rope_scaling.as_ref()).cloned();
         let rope =
             parameters.unwrap_or_default().rope(config.rope_theta.unwrap_or(10_000.0), sizes.head_dim)?;
-        let prefix = config::prefix(loader);
-        let table = blocks::vocabulary(&sizes, format!("{prefix}embed_tokens.weight"), loader)?;
+        let Names { body, lm_head } = config::names(loader);
+        let table = blocks::vocabulary(&sizes, format!("{body}embed_tokens.weight"), loader)?;
         let embed_tokens = Embedding { weight: table, scale: 1.0 };
         let layers = (0..sizes.num_hidden_layers)
-            .map(|i| Layer::declare(&config, &sizes, norm, &format!("{prefix}layers.{i}"), loader))
+            .map(|i| Layer::declare(&config, &sizes, norm, &format!("{body}layers.{i}"), loader))
             .collect::<Result<_>>()?;
         let lm_head = if config.tie_word_embeddings {
             embed_tokens.weight.clone()
         } else {
-            blocks::vocabulary(&sizes, "lm_head.weight".to_owned(), loader)?
+            blocks::vocabulary(&sizes, lm_head.to_owned(), loader)?
         };
         Ok(Self {
             dimensions: Dimensions {
@@ -141,7 +141,7 @@ impl Llama {
             },
             embed_tokens,
             layers,
-            norm: loader.norm(format!("{prefix}norm.weight"), sizes.hidden_size, norm)?,
+            norm: loader.norm(format!("{body}norm.weight"), sizes.hidden_size, norm)?,
             lm_head: Linear::new(lm_head),
         })
     }

@@ -94,8 +94,20 @@ pub trait TextModel {
 
 /// Declares the model that `config` (a parsed `config.json`) describes.
 ///
-/// Fails with [`Code::Unsupported`] for other families, and names those that there are.
+/// Fails with [`Code::Unsupported`] for other families, and names those that there are; with
+/// [`Code::MissingTensor`] if the checkpoint lacks tensors, and names these.
 pub fn declare(config: &Json, loader: &mut Loader<'_>) -> Result<Box<dyn TextModel>> {
+    let model = declare_family(config, loader)?;
+    loader.complete()?;
+    Ok(model)
+}
+
+/// Tensors beside those of the declared text model that nothing reads.
+pub fn unused<'a>(loader: &Loader<'a>) -> Vec<&'a str> {
+    loader.unclaimed(config::names(loader).body)
+}
+
+fn declare_family(config: &Json, loader: &mut Loader<'_>) -> Result<Box<dyn TextModel>> {
     match config.get("model_type").and_then(Json::as_str) {
         Some("llama" | "mistral") => Ok(Box::new(Llama::declare(config, loader)?)),
         Some("gemma3_text") => Ok(Box::new(Gemma3::declare(config, loader)?)),
