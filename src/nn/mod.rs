@@ -13,6 +13,7 @@ mod mlp;
 mod per_layer;
 mod residual;
 mod rope;
+mod row_table;
 mod sampler;
 mod weight;
 
@@ -27,6 +28,7 @@ pub use mlp::GatedMlp;
 pub use per_layer::{PerLayerBlock, PerLayerInputs, PerLayerValues};
 pub use residual::{Residual, RmsNorm};
 pub use rope::{Rope, RopeTable};
+pub use row_table::{RowStats, RowTable};
 pub use sampler::Sampler;
 pub use weight::Weight;
 
