@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use half::f16;
-use jird::checkpoint::{Dtype, EncodedRows, RowEncoder, WeightFormat, decode_rows};
+use jird::checkpoint::{Dtype, EncodedRows, RowEncoder, StoredRows, WeightFormat, decode_rows};
 use jird::gpu::{Gpu, GpuOptions, Usage};
 use jird::kernels::*;
 
@@ -115,8 +115,9 @@ const GEMMA_NORM: NormKernel = NormKernel { eps: 1e-5, unit_offset: true };
 /// A random weight: its packed rows as kernel arguments, and what they mean.
 fn weight(noise: &mut Noise, format: WeightFormat, rows: u32, columns: u32) -> (Vec<Arg>, Vec<f32>) {
     let values = noise.values((rows * columns) as usize);
-    let encoder = RowEncoder::new("test", Dtype::F32, columns as usize, format).expect("an encoder");
-    let encoded: EncodedRows = encoder.encode(bytemuck::cast_slice(&values)).expect("rows");
+    let encoder = RowEncoder::new(StoredRows::floats("test", Dtype::F32, columns as usize), format)
+        .expect("an encoder");
+    let encoded: EncodedRows = encoder.encode(&[bytemuck::cast_slice(&values)]).expect("rows");
     let dense = decode_rows(format, &encoded);
     let mut args = vec![Arg::Read(encoded.codes)];
     if matches!(format, WeightFormat::Affine { .. }) {
