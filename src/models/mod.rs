@@ -74,6 +74,12 @@ impl State {
             rope.write(gpu, step.position, rows);
         }
     }
+
+    /// Whether, after steps up to position `written`, the conversation may go on at `position`, before
+    /// `written`: caches keep every position, so it always may.
+    pub fn can_roll_back_to(&self, _written: u32, _position: u32) -> bool {
+        true
+    }
 }
 
 /// A decoder of text.
