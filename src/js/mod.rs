@@ -123,11 +123,6 @@ impl Session {
     pub async fn start(&self, input: JsValue, options: JsValue) -> std::result::Result<Generation, JsValue> {
         start_with(input, options, |prompt, options| self.inner.generate(prompt, options))
     }
-
-    /// Positions that its conversation may have.
-    pub fn context(&self) -> u32 {
-        self.inner.context()
-    }
 }
 
 fn start_with(
