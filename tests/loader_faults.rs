@@ -46,6 +46,13 @@ struct Connection {
     requests: Cell<u32>,
 }
 
+impl Connection {
+    fn next_cut(&self) -> Option<u64> {
+        let mut cuts = self.cuts.borrow_mut();
+        if cuts.is_empty() { None } else { Some(cuts.remove(0)) }
+    }
+}
+
 impl ByteSource for Connection {
     fn name(&self) -> &str {
         "https://example.org/m/model.safetensors"
@@ -64,7 +71,7 @@ impl ByteSource for Connection {
     ) -> LocalBoxFuture<'a, Result<(), Fault>> {
         async move {
             self.requests.set(self.requests.get() + 1);
-            let cut = (!self.cuts.borrow().is_empty()).then(|| self.cuts.borrow_mut().remove(0));
+            let cut = self.next_cut();
             if cut.is_none() && self.hangs.get() {
                 pending::<()>().await;
             }

@@ -157,11 +157,15 @@ impl BlockFile {
         (pieces, cut.filter(is_whole))
     }
 
+    /// Says that [`keep`](Self::keep) is to store `range`, which the load does not read: the model does not
+    /// count as cached before.
+    pub fn will_keep(&self, range: Range<u64>) {
+        self.fetcher.will_keep(self.fetcher.blocks(&range));
+    }
+
     /// Downloads the blocks of `range` that are not stored yet, one at a time, and gives way to reads before
     /// each. Does nothing where blocks cannot be stored. Dropping the future ends the download; the blocks
     /// that have arrived stay.
-    ///
-    /// A model counts as cached only when what was to be kept is there.
     ///
     /// Fails with `Storage` if the store fails, as when it is full, and as [`read`](Self::read) does.
     pub async fn keep(&self, range: Range<u64>) -> Result<()> {
@@ -170,7 +174,7 @@ impl BlockFile {
         let Some(store) = context.store.as_deref().filter(|_| self.fetcher.place(0).is_some()) else {
             return Ok(());
         };
-        self.fetcher.will_keep(blocks.clone());
+        self.will_keep(range);
         let mut is_lacking = false;
         for number in blocks {
             context.state.foreground.idle().await;

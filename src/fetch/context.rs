@@ -37,7 +37,7 @@ pub enum FetchEvent<'a> {
     /// The block store failed, as it does when the origin's quota is used up. The load goes on; after a
     /// failed write nothing more is stored.
     StoreFailed {
-        /// The file whose block could not be read or stored.
+        /// The file whose block could not be read or stored; empty where it was what is known of all files.
         file: &'a str,
         /// What went wrong.
         error: &'a Error,
@@ -121,11 +121,11 @@ impl LoadContext {
 
     /// Changes the place's manifest, in the store too.
     pub(super) async fn update_manifest(&self, change: &dyn Fn(&mut Manifest)) {
-        let Some(store) = &self.store else { return };
         change(&mut self.state.manifest.borrow_mut());
+        let Some(store) = self.store.as_ref().filter(|_| !self.state.store_is_full.get()) else { return };
         let manifest = self.state.manifest.borrow().clone();
         if let Err(error) = manifest.write(store.as_ref(), &self.place).await {
-            self.tell(FetchEvent::StoreFailed { file: "", error: &error });
+            self.store_failed("", &error);
         }
     }
 
