@@ -286,7 +286,7 @@ async fn a_file_that_changes_is_read_anew_once() {
 
 #[wasm_bindgen_test]
 async fn a_load_that_is_dropped_ends_its_requests_and_keeps_its_blocks() {
-    let world = World::new("slow=300").await;
+    let world = World::new("slow=1000").await;
     let code = "globalThis.signals = []; return (url, init) => { signals.push(init.signal); return fetch(url, init); }";
     let fetch: Function = javascript("", code).call0(&JsValue::NULL).unwrap().unchecked_into();
     let repo = world.repo_of(world.opener().with_fetch(Some(fetch))).with_store(world.store.clone());
@@ -296,7 +296,7 @@ async fn a_load_that_is_dropped_ends_its_requests_and_keeps_its_blocks() {
         load(&repo).await
     });
     let Either::Right((_, loading)) =
-        select(loading, DefaultHost::default().sleep(Duration::from_millis(700))).await
+        select(loading, DefaultHost::default().sleep(Duration::from_millis(1500))).await
     else {
         unreachable!("the server is slow")
     };

@@ -10,7 +10,7 @@ use js_sys::{Function, Uint8Array};
 use wasm_bindgen::prelude::*;
 
 use super::blob::append;
-use super::response::{Body, Head, refused, retry_remedy};
+use super::response::{Body, Head, refused};
 use super::{ByteSource, Fault, Metadata, Opener, base_url};
 use crate::error::Result;
 
@@ -257,9 +257,13 @@ impl HttpSource {
         Ok(())
     }
 
-    /// The fault of a connection that failed. Browsers do not tell a page why.
+    /// The fault of a connection that failed. Browsers do not tell a page why; some also fail what is
+    /// compressed though ranges were asked for.
     fn broken(&self, range: &Range<u64>, got: &str) -> Fault {
-        Fault::Passing { error: refused(&self.url, range).got(got).remedy(retry_remedy()), retry_after: None }
+        let error = refused(&self.url, range).got(got).remedy(
+            "Check the connection, and that the server lets this page read the file (CORS) and leaves it uncompressed.",
+        );
+        Fault::Passing { error, retry_after: None }
     }
 }
 

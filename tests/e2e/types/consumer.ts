@@ -31,7 +31,7 @@ export async function use(files: FileList, file: File, directory: FileSystemDire
   await Model.load(files);
   await Model.load(directory);
   const kept: CachedModel[] = await Model.cachedModels();
-  if (await Model.isCached("a/b")) await Model.deleteCached(new URL(kept[0].url));
+  if (await Model.isCached("a/b")) await Model.deleteCached(new URL(kept[0]?.url ?? "./model"));
   await Model.load([file]);
   await Model.load({ "config.json": new Blob(["{}"]) });
 
