@@ -316,7 +316,7 @@ fn the_server_says_when_to_come_back() {
     let error = world.load(&[WEIGHTS]).unwrap_err();
     assert_eq!(error.code(), Code::Network);
     assert!(error.to_string().contains("3600 s") && error.to_string().contains("429"), "{error}");
-    assert!(world.slept().is_empty());
+    assert_eq!(world.slept(), [5000], "the bound on asking for what is kept, and no more");
 }
 
 #[test]
