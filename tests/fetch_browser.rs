@@ -185,6 +185,20 @@ async fn a_server_that_ignores_ranges_is_read_once() {
 }
 
 #[wasm_bindgen_test]
+async fn many_files_of_such_a_server_do_not_use_up_the_connections() {
+    let world = World::new("whole").await;
+    let repo = world.repo();
+    let mut files = Vec::new();
+    for size in 3_000_000..3_000_010u64 {
+        files.push(repo.open(&format!("{size}.bin")).await.unwrap());
+    }
+    for file in files {
+        assert!(file.read(0..file.size()).await.unwrap() == content(0..file.size()), "{}", file.name());
+    }
+    assert!(world.events.take().is_empty(), "no request had to wait so long that it failed");
+}
+
+#[wasm_bindgen_test]
 async fn hidden_headers_are_done_without() {
     let world = loads("hide").await;
     assert_blocks(&world.requests().await, &["bytes=0-0", "bytes=0-"]);
