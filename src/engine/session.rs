@@ -130,7 +130,7 @@ impl Conversation {
         let held = self.ids.iter().take(self.position as usize);
         let common = held.zip(ids).take_while(|(held, id)| held == id).count();
         let cached = common.min(ids.len().saturating_sub(1));
-        if self.state.can_roll_back_to(self.position, cached as u32) { cached } else { 0 }
+        if self.state.can_roll_back_to(cached as u32) { cached } else { 0 }
     }
 
     /// Makes `ids` the conversation: submits those that the caches do not hold yet. The token that `sampler`

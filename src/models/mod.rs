@@ -75,9 +75,9 @@ impl State {
         }
     }
 
-    /// Whether, after steps up to position `written`, the conversation may go on at `position`, before
-    /// `written`: caches keep every position, so it always may.
-    pub fn can_roll_back_to(&self, _written: u32, _position: u32) -> bool {
+    /// Whether the next step may begin at `position`, the positions before it being kept: whether every cache
+    /// still holds the keys that it sees. Caches of the whole context always do.
+    pub fn can_roll_back_to(&self, _position: u32) -> bool {
         true
     }
 }
