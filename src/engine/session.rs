@@ -9,7 +9,7 @@ use super::load::{Model, check_context};
 use crate::error::{Code, Error, Result};
 use crate::gpu::{Gpu, Readback};
 use crate::kernels::Step;
-use crate::models::{State, TextModel};
+use crate::models::{Rows, State, TextModel};
 use crate::nn::Sampler;
 use crate::plan::{Plan, PlanBuilder};
 
@@ -216,7 +216,8 @@ impl Conversation {
             return Ok(plan.clone());
         }
         let mut builder = PlanBuilder::new(&self.gpu, key.rows, true);
-        let mut residual = model.forward(&mut builder, &self.state);
+        let wanted = if key.sampler.is_some() { Rows::Last } else { Rows::None };
+        let mut residual = model.forward(&mut builder, &self.state, wanted);
         if let Some(sampler) = key.sampler {
             let logits = model.logits(&mut builder, &self.state, &mut residual);
             sampler.forward(&mut builder, &self.state.inputs, logits);
