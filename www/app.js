@@ -143,10 +143,12 @@ function thoughtBefore(answer) {
     const details = document.createElement("details");
     const summary = document.createElement("summary");
     summary.textContent = "Thoughts";
-    details.append(summary, "");
+    const thought = document.createElement("div");
+    thought.append("");
+    details.append(summary, thought);
     paragraph.before(details);
   }
-  return paragraph.previousElementSibling.lastChild;
+  return paragraph.previousElementSibling.lastChild.firstChild;
 }
 
 /** Takes back an exchange that failed; what was asked returns to the input. */
