@@ -292,6 +292,34 @@ fn long_prompts_are_taken_up_in_the_middle_of_a_chunk() {
     });
 }
 
+/// Gemma 3's sliding layers with the other fixture's tokenizer.
+fn sliding_files() -> Files {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/gemma3/pattern/");
+    let mut files = files();
+    for name in ["config.json", "model.safetensors"] {
+        files.insert(name.to_owned(), std::fs::read(format!("{folder}{name}")).expect("a fixture"));
+    }
+    files
+}
+
+#[test]
+fn going_back_further_than_a_window_is_exact_too() {
+    pollster::block_on(async {
+        let gpu = gpu().await;
+        let load = || load_with(&gpu, sliding_files(), LoadOptions::default());
+        let model = load().await.expect("the model");
+        let long = "a b c d ".repeat(30);
+        for (held, bytes) in [(200, 190), (200, 20), (16, 200), (200, 2), (199, 200)] {
+            finish(&mut model.generate(&text(&long[..held]), some(4)).expect("a generation")).await;
+            let prompt = text(&format!("{}x", &long[..bytes]));
+            let (_, ids) = finish(&mut model.generate(&prompt, some(8)).expect("a generation")).await;
+            let fresh = load().await.expect("the model");
+            let (_, reference) = finish(&mut fresh.generate(&prompt, some(8)).expect("a generation")).await;
+            assert_eq!(ids, reference, "{held} then {bytes} bytes");
+        }
+    });
+}
+
 #[test]
 fn sessions_keep_their_conversations_side_by_side() {
     pollster::block_on(async {

@@ -148,9 +148,9 @@ class Generation {
   #newTokens = 0;
   #finishReason;
 
-  constructor(engine, { maxTokens = (fake.script ?? WORDS).length }) {
+  constructor(engine, { maxTokens = WORDS.length }) {
     this.#engine = engine;
-    this.#limit = maxTokens;
+    this.#limit = Math.min(maxTokens, fake.script?.length ?? maxTokens);
   }
 
   next(signal) {
