@@ -309,14 +309,13 @@ async fn a_load_that_is_dropped_ends_its_requests_and_keeps_its_blocks() {
         file.read(0..BLOCK).await.unwrap();
         load(&repo).await
     });
-    let Either::Right((_, loading)) =
-        select(loading, DefaultHost::default().sleep(Duration::from_millis(1500))).await
+    let Either::Right((_, loading)) = select(loading, DefaultHost.sleep(Duration::from_millis(1500))).await
     else {
         unreachable!("the server is slow")
     };
     drop(loading);
     drop(repo);
-    DefaultHost::default().sleep(Duration::from_millis(50)).await;
+    DefaultHost.sleep(Duration::from_millis(50)).await;
     let pending = javascript("", "return signals.slice(2).filter((signal) => !signal.aborted).length");
     assert_eq!(pending.call0(&JsValue::NULL).unwrap(), 0, "every request on its way is ended");
     let before = world.requests().await.len();

@@ -203,7 +203,7 @@ impl BlockFile {
                 .expected(format!("at most {limit} bytes"))
                 .got(self.size().to_string()));
         }
-        self.will_read([0..self.size()]);
+        self.will_read(std::iter::once(0..self.size()));
         self.read(0..self.size()).await
     }
 

@@ -98,7 +98,7 @@ impl Default for LoadContext {
         Self {
             store: None,
             observer: None,
-            host: Rc::new(DefaultHost::default()),
+            host: Rc::new(DefaultHost),
             block_size: BLOCK_SIZE,
             place: Rc::from(""),
             state: Rc::default(),
@@ -123,6 +123,9 @@ impl LoadContext {
     pub(super) async fn update_manifest(&self, change: &dyn Fn(&mut Manifest)) {
         change(&mut self.state.manifest.borrow_mut());
         let Some(store) = self.store.as_ref().filter(|_| !self.state.store_is_full.get()) else { return };
+        if let Ok(Some(stored)) = Manifest::read(store.as_ref(), &self.place).await {
+            self.state.manifest.borrow_mut().adopt(stored);
+        }
         let manifest = self.state.manifest.borrow().clone();
         if let Err(error) = manifest.write(store.as_ref(), &self.place).await {
             self.store_failed("", &error);
@@ -151,13 +154,16 @@ impl LoadContext {
         }
     }
 
+    fn wanted_beside(&self, stored: &HashSet<StoreKey>) -> u64 {
+        let wanted = self.state.wanted.borrow();
+        wanted.iter().filter(|(key, _)| !stored.contains(key)).map(|(_, bytes)| bytes).sum()
+    }
+
     /// The bytes that are still to be stored and those that are free, if these are fewer also without what
     /// nobody uses any more.
     async fn lacks_room(&self, store: &dyn BlockStore) -> Result<Option<(u64, u64)>> {
         let stored: HashSet<StoreKey> = store.list().await?.into_iter().collect();
-        let wanted = self.state.wanted.borrow();
-        let missing = wanted.iter().filter(|(key, _)| !stored.contains(key)).map(|(_, bytes)| bytes).sum();
-        drop(wanted);
+        let missing = self.wanted_beside(&stored);
         let lacks = |free: Option<u64>| free.filter(|free| *free < missing).map(|free| (missing, free));
         if lacks(self.host.free_bytes().await).is_none() {
             return Ok(None);

@@ -51,20 +51,19 @@ extern "C" {
 const MOST_WAITING: usize = 2;
 
 /// How requests are made.
-#[derive(Clone)]
 struct Client {
     /// In place of the global `fetch`.
     fetch: Option<Function>,
     stall: Duration,
-    /// Shared by all clients of a place. What it holds has an owner more for each body that waits.
-    waiting: Rc<Rc<()>>,
+    /// Has an owner more for each body that waits.
+    waiting: Rc<()>,
 }
 
 /// The files below a base URL.
 pub struct HttpOpener {
     id: String,
     base_url: String,
-    client: Client,
+    client: Rc<Client>,
 }
 
 impl HttpOpener {
@@ -73,21 +72,21 @@ impl HttpOpener {
         Ok(Self {
             id: location.to_owned(),
             base_url: base_url(location)?,
-            client: Client { fetch: None, stall: STALL, waiting: Rc::default() },
+            client: Rc::new(Client { fetch: None, stall: STALL, waiting: Rc::default() }),
         })
     }
 
     /// Makes every request by `fetch`, a function like the global one: it gets an address and an object with
     /// `headers`, `cache` and `signal`, and returns a promise of a `Response`.
-    pub fn with_fetch(mut self, fetch: Option<Function>) -> Self {
-        self.client.fetch = fetch;
-        self
+    pub fn with_fetch(self, fetch: Option<Function>) -> Self {
+        let client = Client { fetch, stall: self.client.stall, waiting: Rc::default() };
+        Self { client: Rc::new(client), ..self }
     }
 
     /// Gives up a request that brings nothing for `stall`; 30 s, if this is not called.
-    pub fn with_stall(mut self, stall: Duration) -> Self {
-        self.client.stall = stall;
-        self
+    pub fn with_stall(self, stall: Duration) -> Self {
+        let client = Client { fetch: self.client.fetch.clone(), stall, waiting: Rc::default() };
+        Self { client: Rc::new(client), ..self }
     }
 }
 
@@ -118,7 +117,7 @@ impl Opener for HttpOpener {
 /// is compared.
 struct HttpSource {
     url: String,
-    client: Client,
+    client: Rc<Client>,
     ignores_ranges: Cell<bool>,
     /// The body of a server that ignores ranges, between two reads.
     running: RefCell<Option<Waiting>>,
@@ -207,7 +206,7 @@ impl HttpSource {
 
     /// Leaves a body to the next read, unless as many wait as may.
     fn leave_waiting(&self, transfer: Transfer) {
-        let waiting = self.client.waiting.as_ref();
+        let waiting = &self.client.waiting;
         // One owner is the client.
         if Rc::strong_count(waiting) <= MOST_WAITING {
             self.running.replace(Some(Waiting { transfer, _place: waiting.clone() }));
@@ -215,8 +214,8 @@ impl HttpSource {
     }
 
     async fn request(&self, range: &Range<u64>, header: &str) -> Result<(Head, Transfer), Fault> {
-        let Client { fetch, stall, .. } = self.client.clone();
-        let exchange = Exchange::new(fetch, &self.url, header, stall.as_millis() as f64);
+        let stall_ms = self.client.stall.as_millis() as f64;
+        let exchange = Exchange::new(self.client.fetch.clone(), &self.url, header, stall_ms);
         let transfer = Transfer { exchange, position: 0, chunk: Uint8Array::new_with_length(0) };
         let head = transfer.exchange.head().await.map_err(|reason| self.broken(range, &describe(&reason)))?;
         let head = Head {

@@ -61,6 +61,13 @@ impl Manifest {
         Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
     }
 
+    /// Takes over the files that another load, as in another tab, has entered meanwhile.
+    pub(super) fn adopt(&mut self, stored: Self) {
+        for (name, record) in stored.files {
+            self.files.entry(name).or_insert(record);
+        }
+    }
+
     pub(super) async fn write(&self, store: &dyn BlockStore, place: &str) -> Result<()> {
         let bytes = serde_json::to_vec(self).unwrap_or_default();
         store.put(&StoreKey::Manifest(place.to_owned()), &bytes).await
@@ -222,7 +229,12 @@ mod tests {
     #[test]
     fn a_manifest_is_read_as_it_was_written_and_a_broken_one_is_none() {
         let store = crate::fetch::MemoryStore::new();
-        let record = FileRecord { url: "u".into(), size: 5, blocks: vec![0..1], ..FileRecord::default() };
+        let record = FileRecord {
+            url: "u".into(),
+            size: 5,
+            blocks: as_ranges(&BTreeSet::from([0])),
+            ..FileRecord::default()
+        };
         let files = BTreeMap::from([("a".to_owned(), Some(record)), ("b".to_owned(), None)]);
         let manifest = Manifest { id: "owner/name".into(), used: 7, complete: true, block_size: 8, files };
         pollster::block_on(async {
