@@ -135,13 +135,13 @@ impl Opener for Place {
     }
 
     fn open(&self, file: &str) -> Rc<dyn ByteSource> {
-        Rc::new(Source { url: format!("{PLACE}{file}"), name: file.to_owned(), server: self.0.clone() })
+        Rc::new(Source { url: format!("{PLACE}{file}"), file: file.to_owned(), server: self.0.clone() })
     }
 }
 
 struct Source {
     url: String,
-    name: String,
+    file: String,
     server: Rc<Server>,
 }
 
@@ -156,7 +156,7 @@ impl ByteSource for Source {
             let error = Error::new(Code::Network, "look up").got("no network");
             return ready(Err(Fault::Passing { error, retry_after: None })).boxed_local();
         }
-        ready(Ok(self.server.metadata(&self.name))).boxed_local()
+        ready(Ok(self.server.metadata(&self.file))).boxed_local()
     }
 
     fn read<'a>(
@@ -173,7 +173,7 @@ impl ByteSource for Source {
                     pending::<()>().await;
                 }
             }
-            self.server.answer(&self.name, &range, version, bytes)
+            self.server.answer(&self.file, &range, version, bytes)
         }
         .boxed_local()
     }

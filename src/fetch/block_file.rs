@@ -11,7 +11,7 @@ use futures_util::stream::{StreamExt, TryStreamExt, iter};
 use super::context::FetchEvent;
 use super::fetcher::{Fetcher, reserve};
 use super::manifest::as_ranges;
-use super::scattered::{Piece, pieces_by_block, spans};
+use super::scattered::{Parts, Piece, pieces_by_block, spans};
 use super::source::slice;
 use super::window::{BlockFuture, READ_AHEAD, Window};
 use crate::error::{Code, Error, Result};
@@ -97,31 +97,30 @@ impl BlockFile {
     ///
     /// Fails as [`read`](Self::read) does.
     pub async fn read_scattered(&self, ranges: &[Range<u64>]) -> Result<Vec<Vec<u8>>> {
+        ranges.iter().try_for_each(|range| self.check(range))?;
         let _reading = self.fetcher.context.state.foreground.enter();
-        let mut parts = Vec::with_capacity(ranges.len());
-        for range in ranges {
-            self.check(range)?;
-            let mut part = Vec::new();
-            reserve(&mut part, range.end - range.start)?;
-            part.resize((range.end - range.start) as usize, 0);
-            parts.push(part);
-        }
-        let place = |parts: &mut Vec<Vec<u8>>, piece: &Piece, bytes: &[u8]| {
-            let start = (piece.bytes.start - ranges[piece.index].start) as usize;
-            parts[piece.index][start..start + bytes.len()].copy_from_slice(bytes);
-        };
-        let mut missing = Vec::new();
-        let blocks = pieces_by_block(ranges, self.fetcher.context.block_size);
+        let mut parts = Parts::new(ranges)?;
+        let missing = self.cut_stored(&mut parts).await;
+        self.fetch_missing(missing, &mut parts).await?;
+        Ok(parts.into_bytes())
+    }
+
+    /// Fills in what lies in stored blocks; the pieces that do not.
+    async fn cut_stored(&self, parts: &mut Parts<'_>) -> Vec<Piece> {
+        let blocks = pieces_by_block(parts.ranges(), self.fetcher.context.block_size);
         let cuts = iter(blocks).map(|(block, pieces)| self.cut(block, pieces));
         let mut cuts = cuts.buffer_unordered(SCATTERED_AT_ONCE);
+        let mut missing = Vec::new();
         while let Some((pieces, cut)) = cuts.next().await {
             match cut {
                 None => missing.extend(pieces),
-                Some(cut) => {
-                    pieces.iter().zip(&cut).for_each(|(piece, bytes)| place(&mut parts, piece, bytes))
-                }
+                Some(cut) => pieces.iter().zip(&cut).for_each(|(piece, bytes)| parts.place(piece, bytes)),
             }
         }
+        missing
+    }
+
+    async fn fetch_missing(&self, missing: Vec<Piece>, parts: &mut Parts<'_>) -> Result<()> {
         let fetches = iter(spans(missing)).map(|span| async move {
             let bytes = self.fetcher.fetch(span.bytes.clone()).await?;
             Ok::<_, Error>((span, bytes))
@@ -131,10 +130,10 @@ impl BlockFile {
         while let Some((span, bytes)) = fetches.try_next().await? {
             for piece in &span.pieces {
                 let within = piece.bytes.start - span.bytes.start..piece.bytes.end - span.bytes.start;
-                place(&mut parts, piece, slice(self.name(), &bytes, &within)?);
+                parts.place(piece, slice(self.name(), &bytes, &within)?);
             }
         }
-        Ok(parts)
+        Ok(())
     }
 
     /// The bytes of `pieces`, which lie in `block`, if that is stored in its whole length.
