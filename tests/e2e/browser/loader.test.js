@@ -113,9 +113,11 @@ test(`a load killed at ${KILLS} moments goes on with what is missing`, async (t)
       const crashed = new Promise((resolve) => victim.once("crash", resolve));
       const before = server.requests.length;
       await victim.evaluate((address) => void jird.Model.load(address).catch(() => {}), address());
-      // From the first block on; the moments are spread by chance over the time that the blocks take.
-      while (!server.requests.slice(before).some(({ range }) => range === ranges[0])) await setTimeout(5);
-      await setTimeout(Math.random() * ((ranges.length / 4) * DELAY_MS + 300));
+      // After the first, the second … block has been asked for, and a while by chance.
+      const asksBefore = 1 + (kill % ranges.length);
+      const asks = () => server.requests.slice(before).filter(({ range }) => ranges.includes(range)).length;
+      while (asks() < asksBefore) await setTimeout(5);
+      await setTimeout(Math.random() * 4 * DELAY_MS);
       await killRenderers(browser);
       await crashed;
 
