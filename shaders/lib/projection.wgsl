@@ -23,53 +23,36 @@ fn raw4(source: u32, column: u32) -> vec4<f32> {
   return vec4<f32>(projected[i], projected[i + 1u], projected[i + 2u], projected[i + 3u]);
 }
 
-// Element i of a query at `source`, behind its norm and rotation as row `row`.
-fn query(source: u32, row: u32, i: u32, mean_square: f32) -> f32 {
-  let lower = i < HALF;
-  let pair = select(i - HALF, i + HALF, lower);
-  let turn = rope[row * HALF + min(i, pair)];
-  var value = projected[source + i];
-  var other = projected[source + pair];
+// What the norm of a query or key multiplies its element i by.
+fn norm_factor(is_query: bool, i: u32, mean_square: f32) -> f32 {
+  var factor = 1.0;
 #ifdef Q_NORM
-  let scale = inverseSqrt(mean_square + Q_EPS);
-  value *= scale * (q_norm[i] + Q_OFFSET);
-  other *= scale * (q_norm[pair] + Q_OFFSET);
+  if (is_query) { factor = inverseSqrt(mean_square + Q_EPS) * (q_norm[i] + Q_OFFSET); }
 #endif
-  return value * turn.x + select(other, -other, lower) * turn.y;
+#ifdef K_NORM
+  if (!is_query) { factor = inverseSqrt(mean_square + K_EPS) * (k_norm[i] + K_OFFSET); }
+#endif
+  return factor;
 }
 
-fn query4(source: u32, row: u32, column: u32, mean_square: f32) -> vec4<f32> {
-  let i = column * 4u;
-  return vec4<f32>(
-    query(source, row, i, mean_square),
-    query(source, row, i + 1u, mean_square),
-    query(source, row, i + 2u, mean_square),
-    query(source, row, i + 3u, mean_square),
-  );
-}
-
-// The same of a key.
-fn key(source: u32, row: u32, i: u32, mean_square: f32) -> f32 {
+// Element i of the query or key at `source`, behind its norm and its turn as row `row`.
+fn turned(is_query: bool, source: u32, row: u32, i: u32, mean_square: f32) -> f32 {
   let lower = i < HALF;
   let pair = select(i - HALF, i + HALF, lower);
   let turn = rope[row * HALF + min(i, pair)];
-  var value = projected[source + i];
-  var other = projected[source + pair];
-#ifdef K_NORM
-  let scale = inverseSqrt(mean_square + K_EPS);
-  value *= scale * (k_norm[i] + K_OFFSET);
-  other *= scale * (k_norm[pair] + K_OFFSET);
-#endif
+  let value = projected[source + i] * norm_factor(is_query, i, mean_square);
+  let other = projected[source + pair] * norm_factor(is_query, pair, mean_square);
   return value * turn.x + select(other, -other, lower) * turn.y;
 }
 
-fn key4(source: u32, row: u32, column: u32, mean_square: f32) -> vec4<f32> {
+// Its elements 4·column … 4·column+3.
+fn turned4(is_query: bool, source: u32, row: u32, column: u32, mean_square: f32) -> vec4<f32> {
   let i = column * 4u;
   return vec4<f32>(
-    key(source, row, i, mean_square),
-    key(source, row, i + 1u, mean_square),
-    key(source, row, i + 2u, mean_square),
-    key(source, row, i + 3u, mean_square),
+    turned(is_query, source, row, i, mean_square),
+    turned(is_query, source, row, i + 1u, mean_square),
+    turned(is_query, source, row, i + 2u, mean_square),
+    turned(is_query, source, row, i + 3u, mean_square),
   );
 }
 

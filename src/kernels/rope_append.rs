@@ -1,19 +1,19 @@
 //! Norms and rotary embedding of a projection's heads, and the append to the KV cache.
 
-use super::{Binding, Kernel, Prelude, Projection, Step};
+use super::{Binding, CacheLayout, Kernel, Prelude, Projection, Step};
 
 /// Splits `projected [m, projected · head_dim]` into turned queries and the cache's keys and values.
 ///
 /// Binds the step (where it appends), `projected`, `rope [m, head_dim/2]` of (cos, sin), the query and key
-/// norms' weights, `q [m, heads·head_dim]`, and the caches `[context, kv_heads·head_dim]` (where it appends).
+/// norms' weights, `q [m, heads·head_dim]`, and the caches (where it appends).
 #[derive(Clone, Copy, Debug)]
 pub struct RopeAppend {
     /// The heads.
     pub projection: Projection,
     /// Rows.
     pub m: u32,
-    /// Positions that the cache holds.
-    pub context: u32,
+    /// The caches.
+    pub cache: CacheLayout,
     /// The smallest subgroup, where kernels may use subgroups.
     pub subgroup_min: Option<u32>,
 }
@@ -39,9 +39,11 @@ impl RopeAppend {
             let [queries, keys, values] = self.projection.cpu(projected, rope, norms);
             q.extend(queries);
             if row < step.rows as usize {
-                let start = (step.position as usize + row) * width;
-                k_cache[start..start + keys.len()].copy_from_slice(&keys);
-                v_cache[start..start + values.len()].copy_from_slice(&values);
+                let range = self.cache.range(step.position + row as u32, width);
+                let cached =
+                    |values: Vec<f32>| values.into_iter().map(|value| self.cache.format.rounded(value));
+                k_cache[range.clone()].iter_mut().zip(cached(keys)).for_each(|(slot, key)| *slot = key);
+                v_cache[range].iter_mut().zip(cached(values)).for_each(|(slot, value)| *slot = value);
             }
         }
         q
@@ -60,11 +62,8 @@ impl Kernel for RopeAppend {
     fn prelude(&self) -> Prelude {
         let mut prelude = Prelude::default();
         self.projection.prelude(&mut prelude);
-        prelude
-            .subgroups(self.subgroup_min)
-            .alias("Acc", "f32")
-            .u32("WORKGROUP", 64)
-            .u32("CONTEXT", self.context);
+        self.cache.prelude(&mut prelude);
+        prelude.subgroups(self.subgroup_min).alias("Acc", "f32").u32("WORKGROUP", 64);
         prelude
     }
 

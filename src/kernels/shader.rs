@@ -13,6 +13,7 @@ use std::fmt::Write;
 const LIBRARY: &[(&str, &str)] = &[
     ("lib/activation.wgsl", include_str!("../../shaders/lib/activation.wgsl")),
     ("lib/chunk.wgsl", include_str!("../../shaders/lib/chunk.wgsl")),
+    ("lib/kv_cache.wgsl", include_str!("../../shaders/lib/kv_cache.wgsl")),
     ("lib/norm.wgsl", include_str!("../../shaders/lib/norm.wgsl")),
     ("lib/projection.wgsl", include_str!("../../shaders/lib/projection.wgsl")),
     ("lib/reduce.wgsl", include_str!("../../shaders/lib/reduce.wgsl")),

@@ -184,7 +184,8 @@ impl Gemma3 {
             .map(|(i, &kind)| Layer::declare(&config, &sizes, kind, &format!("{body}layers.{i}"), loader))
             .collect::<Result<_>>()?;
         let kernel = NormKernel { eps: config.rms_norm_eps, unit_offset: true };
-        let cache = |kind: &LayerType| CacheSpec { width: sizes.kv_columns(), window: config.window(*kind) };
+        let (width, format) = (sizes.kv_columns(), loader.cache_format());
+        let cache = |kind: &LayerType| CacheSpec { width, window: config.window(*kind), format };
         Ok(Self {
             dimensions: Dimensions {
                 vocab_size: sizes.vocab_size,

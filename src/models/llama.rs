@@ -135,7 +135,11 @@ impl Llama {
         } else {
             blocks::vocabulary(&sizes, lm_head.to_owned(), loader)?
         };
-        let cache = CacheSpec { width: sizes.kv_columns(), window: config.sliding_window };
+        let cache = CacheSpec {
+            width: sizes.kv_columns(),
+            window: config.sliding_window,
+            format: loader.cache_format(),
+        };
         Ok(Self {
             dimensions: Dimensions {
                 vocab_size: sizes.vocab_size,

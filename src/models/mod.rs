@@ -9,6 +9,7 @@ mod gemma3;
 mod gemma4;
 mod llama;
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use serde_json::Value as Json;
@@ -64,6 +65,8 @@ pub struct State {
     pub table_rows: Option<Rc<Buffer>>,
     /// The same for layers that only the step's last real row passes through.
     pub last_row: LastRow,
+    /// The furthest position written since a step at position 0, exclusive.
+    written: Cell<u32>,
 }
 
 /// What the last real row of a step reads where it stands alone.
@@ -85,7 +88,7 @@ impl State {
             let tables = dimensions.ropes.iter().map(|rope| RopeTable::new(gpu, rope.clone(), rows));
             tables.collect::<Result<Vec<_>>>()
         };
-        let caches = dimensions.caches.iter().map(|&spec| KvCache::new(gpu, spec, context));
+        let caches = dimensions.caches.iter().map(|&spec| KvCache::new(gpu, spec, context, rows));
         let table_rows = dimensions.row_table.as_ref().map(|table| {
             let bytes = u64::from(rows) * table.stored.columns as u64 * 4;
             gpu.buffer("table rows", bytes, Io).map(Rc::new)
@@ -96,6 +99,7 @@ impl State {
             caches: caches.collect::<Result<_>>()?,
             table_rows: table_rows.transpose()?,
             last_row: LastRow { inputs: StepInputs { step: step()?, tokens }, ropes: ropes(1)? },
+            written: Cell::new(0),
         })
     }
 }
@@ -118,12 +122,25 @@ impl State {
 
     /// Writes `step` and the turns of a plan's `rows`, for the next submission.
     pub fn write_step(&self, gpu: &Gpu, step: &Step, rows: u32) {
+        let before = if step.position == 0 { 0 } else { self.written.get() };
+        self.written.set(before.max(step.position + step.rows));
         write_step(gpu, &self.inputs, &self.ropes, step, rows);
         if rows > 1 {
             let position = step.position + step.rows.saturating_sub(1);
             let last = Step { position, rows: 1, ..*step };
             write_step(gpu, &self.last_row.inputs, &self.last_row.ropes, &last, 1);
         }
+    }
+
+    /// Whether the next step may begin at `position`, the positions before it being kept: whether every cache
+    /// still holds the keys that it sees.
+    ///
+    /// Caches of the whole context always do. The ring of a sliding layer holds its window and as many positions
+    /// more as a step has rows; what lies further back than these from the furthest position ever written since
+    /// the conversation's start is lost. Position 0 needs nothing.
+    pub fn can_roll_back_to(&self, position: u32) -> bool {
+        let written = self.written.get();
+        position == 0 || self.caches.iter().all(|cache| cache.reaches_back_from(position, written))
     }
 }
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use super::{RmsNorm, RopeTable, StepInputs};
 use crate::error::Result;
 use crate::gpu::{Buffer, Gpu, Usage};
-use crate::kernels::{self, KeyValues};
+use crate::kernels::{self, CacheFormat, CacheLayout, KeyValues};
 use crate::plan::{Operand, PlanBuilder, Value};
 
 /// What a cache of keys and values must hold. Layers that share one refer to the same.
@@ -15,22 +15,45 @@ pub struct CacheSpec {
     pub width: u32,
     /// Keys that the layers see, the query's own included; None: all of the context.
     pub window: Option<u32>,
+    /// How it stores elements.
+    pub format: CacheFormat,
 }
 
-/// Keys and values of past positions, each `[context, width]`.
+impl CacheSpec {
+    /// The positions that it holds of a conversation of `context` positions, in steps of up to `rows`. With a
+    /// window it is a ring: a step appends its rows first, and the earliest row still sees its window.
+    fn slots(&self, context: u32, rows: u32) -> u32 {
+        self.window.map_or(context, |window| context.min(window.saturating_add(rows)))
+    }
+
+    /// Bytes of its keys and values.
+    pub fn bytes(&self, context: u32, rows: u32) -> u64 {
+        2 * u64::from(self.slots(context, rows)) * u64::from(self.width) * u64::from(self.format.bytes())
+    }
+}
+
+/// Keys and values of past positions.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     k: Rc<Buffer>,
     v: Rc<Buffer>,
-    context: u32,
+    layout: CacheLayout,
+    window: Option<u32>,
 }
 
 impl KvCache {
-    /// A cache for a conversation of `context` positions.
-    pub fn new(gpu: &Gpu, spec: CacheSpec, context: u32) -> Result<Self> {
-        let bytes = u64::from(context) * u64::from(spec.width) * 4;
+    /// A cache for a conversation of `context` positions, in steps of up to `rows`.
+    pub fn new(gpu: &Gpu, spec: CacheSpec, context: u32, rows: u32) -> Result<Self> {
+        let bytes = spec.bytes(context, rows) / 2;
         let buffer = |label| Ok(Rc::new(gpu.buffer(label, bytes, Usage::KvCache)?));
-        Ok(Self { k: buffer("k cache")?, v: buffer("v cache")?, context })
+        let layout = CacheLayout { slots: spec.slots(context, rows), format: spec.format };
+        Ok(Self { k: buffer("k cache")?, v: buffer("v cache")?, layout, window: spec.window })
+    }
+
+    /// Whether it holds every key that a query at `position` sees, after `written` positions.
+    pub fn reaches_back_from(&self, position: u32, written: u32) -> bool {
+        let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        first + self.layout.slots >= written
     }
 }
 
@@ -76,7 +99,7 @@ impl Attention {
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
-            context: cache.context,
+            cache: cache.layout,
             scale: self.scale,
             causal: true,
             window: self.window,
@@ -109,8 +132,8 @@ impl Attention {
         if projection.appends() {
             operands.extend([Operand::whole(&cache.k), Operand::whole(&cache.v)]);
         }
-        let (m, context, subgroup_min) = (projected.rows, cache.context, plan.subgroup_min());
-        plan.op(kernels::RopeAppend { projection, m, context, subgroup_min }, operands);
+        let (m, cache, subgroup_min) = (projected.rows, cache.layout, plan.subgroup_min());
+        plan.op(kernels::RopeAppend { projection, m, cache, subgroup_min }, operands);
         q
     }
 

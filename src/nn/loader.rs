@@ -17,7 +17,7 @@ use crate::checkpoint::{
 };
 use crate::error::{Code, Error, Result};
 use crate::gpu::{Buffer, Gpu, Usage};
-use crate::kernels::{Gemv, NormKernel};
+use crate::kernels::{CacheFormat, Gemv, NormKernel};
 
 /// How the caller wants weight matrices to be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,6 +155,12 @@ impl<'a> Loader<'a> {
     /// A loader that stores matrices as `dtype` says.
     pub fn new(gpu: &'a Gpu, checkpoint: &'a Checkpoint, dtype: WeightDtype) -> Self {
         Self { gpu, checkpoint, dtype, sources: Vec::new(), claimed: BTreeSet::new(), missing: Vec::new() }
+    }
+
+    /// How keys and values are stored beside these weights: exactly beside exact ones, else as halves, which
+    /// cost less than rounding the weights does.
+    pub fn cache_format(&self) -> CacheFormat {
+        if self.dtype == WeightDtype::F32 { CacheFormat::F32 } else { CacheFormat::F16 }
     }
 
     /// Whether the checkpoint has a tensor of this name.

@@ -33,7 +33,7 @@ pub use sampler::Sampler;
 pub use weight::Weight;
 
 use crate::gpu::Buffer;
-pub use crate::kernels::KeyValues;
+pub use crate::kernels::{CacheFormat, KeyValues};
 
 /// What every step of a plan reads: written before each submission.
 #[derive(Clone, Debug)]

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use half::f16;
 use jird::checkpoint::{Dtype, EncodedRows, RowEncoder, StoredRows, WeightFormat, decode_rows};
 use jird::gpu::{Gpu, GpuOptions, Usage};
 use jird::kernels::*;
@@ -364,18 +365,50 @@ fn turns(noise: &mut Noise, rows: u32, head_dim: u32) -> Vec<[f32; 2]> {
     (0..rows * head_dim / 2).map(|_| turn()).collect()
 }
 
+/// Both formats of a cache.
+const CACHE_FORMATS: [CacheFormat; 2] = [CacheFormat::F32, CacheFormat::F16];
+
+/// A cache's elements as the words that hold them.
+fn cached(values: &[f32], format: CacheFormat) -> Vec<f32> {
+    match format {
+        CacheFormat::F32 => values.to_vec(),
+        CacheFormat::F16 => {
+            let halves: Vec<f16> = values.iter().map(|&value| f16::from_f32(value)).collect();
+            bytemuck::pod_collect_to_vec(&halves)
+        }
+    }
+}
+
+/// The elements of a cache of which `words` were read.
+fn uncached(words: &[f32], format: CacheFormat) -> Vec<f32> {
+    match format {
+        CacheFormat::F32 => words.to_vec(),
+        CacheFormat::F16 => {
+            let halves: Vec<f16> = bytemuck::pod_collect_to_vec(words);
+            halves.into_iter().map(f16::to_f32).collect()
+        }
+    }
+}
+
+/// Random elements as a cache of `format` holds them.
+fn cache_values(noise: &mut Noise, count: u32, format: CacheFormat) -> Vec<f32> {
+    noise.values(count as usize).into_iter().map(|value| format.rounded(value)).collect()
+}
+
 pub async fn rope_append(rig: &mut Rig) {
     let noise = &mut Noise::new(6);
-    for projection in projections() {
+    for (index, projection) in projections().into_iter().enumerate() {
         let Projection { heads, kv_heads, head_dim, .. } = projection;
-        let (m, context) = (3, 9);
-        let kernel = RopeAppend { projection, m, context, subgroup_min: rig.subgroup_min() };
-        let step = Step { position: 5, rows: 2, ..Step::default() };
+        let (m, format) = (3, CACHE_FORMATS[index % 2]);
+        let cache = CacheLayout { slots: 9, format };
+        let kernel = RopeAppend { projection, m, cache, subgroup_min: rig.subgroup_min() };
+        // The second row begins the ring anew.
+        let step = Step { position: 17, rows: 2, ..Step::default() };
         let projected = noise.values((m * projection.projected() * head_dim) as usize);
         let rope = turns(noise, m, head_dim);
         let norms = [noise.values(head_dim as usize), noise.values(head_dim as usize)];
-        let cache = (context * kv_heads * head_dim) as usize;
-        let mut caches = [vec![5.0; cache], vec![6.0; cache]];
+        let elements = (cache.slots * kv_heads * head_dim) as usize;
+        let mut caches = [vec![5.0; elements], vec![6.0; elements]];
 
         let appends = projection.appends();
         let mut args = Vec::from_iter(appends.then(|| read(&[step])));
@@ -384,14 +417,16 @@ pub async fn rope_append(rig: &mut Rig) {
         args.extend(projection.k_norm.filter(|_| appends).map(|_| read(&norms[1])));
         args.push(output(m * heads * head_dim));
         if appends {
-            args.extend(caches.iter().map(|cache| Arg::Write(cache.clone())));
+            args.extend(caches.iter().map(|values| Arg::Write(cached(values, format))));
         }
         let outputs = rig.run(&kernel, args).await;
         let [k_cache, v_cache] = &mut caches;
         let q = kernel.cpu(&step, &projected, &rope, [&norms[0], &norms[1]], [k_cache, v_cache]);
         assert_close(&kernel, &outputs[0], &q, 1e-5);
         for (got, twin) in outputs[1..].iter().zip(&caches) {
-            assert_close(&kernel, got, twin, 1e-5);
+            // Where twin and kernel round to neighbouring halves.
+            let tolerance = if format == CacheFormat::F16 { 1e-3 } else { 1e-5 };
+            assert_close(&kernel, &uncached(got, format), twin, tolerance);
         }
     }
 }
@@ -406,12 +441,16 @@ pub async fn attention(rig: &mut Rig) {
             // Every mask meets every step and every head shape; all combinations would be 120 shaders.
             let chosen = [(shape + index) % masks.len(), (shape + index + 1) % masks.len()];
             for (causal, window) in chosen.map(|mask| masks[mask]) {
+                // With a window the cache is a ring with room for it and the step.
+                let slots = window.map_or(320, |window: u32| window + m);
+                let slots = if causal { slots } else { 320 };
+                let cache = CacheLayout { slots, format: CACHE_FORMATS[(shape + index) % 2] };
                 let kernel = Attention {
                     m,
                     heads,
                     kv_heads,
                     head_dim,
-                    context: 320,
+                    cache,
                     scale: 2.0 / (head_dim as f32).sqrt(),
                     causal,
                     window,
@@ -419,10 +458,13 @@ pub async fn attention(rig: &mut Rig) {
                 };
                 let step = Step { position, rows, ..Step::default() };
                 let q = noise.values((m * heads * head_dim) as usize);
-                let k = noise.values((320 * kv_heads * head_dim) as usize);
-                let v = noise.values((320 * kv_heads * head_dim) as usize);
+                let k = cache_values(noise, slots * kv_heads * head_dim, cache.format);
+                let v = cache_values(noise, slots * kv_heads * head_dim, cache.format);
                 let real = (rows * heads * head_dim) as usize;
-                let args = vec![read(&[step]), read(&q), read(&k), read(&v), output(m * heads * head_dim)];
+                let caches = [&k, &v].map(|values| read(&cached(values, cache.format)));
+                let mut args = vec![read(&[step]), read(&q)];
+                args.extend(caches);
+                args.push(output(m * heads * head_dim));
                 let outputs = rig.run(&kernel, args).await;
                 assert_close(&kernel, &outputs[0][..real], &kernel.cpu(&step, &q[..real], &k, &v), 2e-5);
             }

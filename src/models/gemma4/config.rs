@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::error::Result;
-use crate::kernels::Route;
+use crate::kernels::{CacheFormat, Route};
 use crate::models::config::{LayerType, RopeByLayer, RopeParameters, Sizes, require};
 use crate::nn::{CacheSpec, KeyValues, Rope};
 
@@ -157,9 +157,9 @@ impl Gemma4Config {
     }
 
     /// What a cache must hold, for each layer that has its own.
-    pub fn caches(&self, layers: &[LayerSpec]) -> Vec<CacheSpec> {
+    pub fn caches(&self, layers: &[LayerSpec], format: CacheFormat) -> Vec<CacheSpec> {
         let own = layers.iter().filter(|layer| layer.key_values != KeyValues::Shared);
-        own.map(|layer| CacheSpec { width: layer.sizes.kv_columns(), window: layer.window }).collect()
+        own.map(|layer| CacheSpec { width: layer.sizes.kv_columns(), window: layer.window, format }).collect()
     }
 
     /// The rotary embedding of sliding layers and of full ones.

@@ -59,7 +59,7 @@ impl Gemma4 {
             dimensions: Dimensions {
                 vocab_size: config.vocab_size,
                 max_position_embeddings: config.max_position_embeddings,
-                caches: config.caches(&specs),
+                caches: config.caches(&specs, loader.cache_format()),
                 ropes: config.ropes(&specs)?.to_vec(),
                 row_table: table,
             },
