@@ -97,7 +97,7 @@ impl Engine {
         let signal: Option<AbortSignal> = callback("signal").dyn_into().ok();
         let on_progress: Option<Function> = callback("onProgress").dyn_into().ok();
         let observer = Rc::new(Observer::new(on_progress, signal.clone()));
-        let repo = repo(location, options.cache.unwrap_or(true), signal, &observer).await?;
+        let repo = repo(location, options.cache.unwrap_or(true), &observer).await?;
         let gpu = Gpu::open(GpuOptions::default()).await?;
         let model = Model::load(&gpu, repo, load, observer).await?;
         Ok(Engine { model, dtype })
@@ -111,14 +111,9 @@ impl Engine {
 }
 
 /// The files at `location`, with the Cache API behind those that come over the network.
-async fn repo(
-    location: JsValue,
-    cache: bool,
-    signal: Option<AbortSignal>,
-    observer: &Observer,
-) -> Result<Repo> {
+async fn repo(location: JsValue, cache: bool, observer: &Observer) -> Result<Repo> {
     if let Some(location) = location.as_string() {
-        let repo = Repo::new(HttpOpener::new(&location, signal)?);
+        let repo = Repo::new(HttpOpener::new(&location)?);
         if !cache {
             return Ok(repo);
         }
