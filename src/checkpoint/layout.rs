@@ -249,8 +249,10 @@ impl Checkpoint {
         }
         // Planes that lie in one file are read by one call.
         for planes in layout.planes.chunk_by(|a, b| a.file == b.file) {
-            let ranges: Vec<_> =
-                rows.iter().flat_map(|&row| planes.iter().map(move |plane| plane.range(row..row + 1))).collect();
+            let ranges: Vec<_> = rows
+                .iter()
+                .flat_map(|&row| planes.iter().map(move |plane| plane.range(row..row + 1)))
+                .collect();
             let Some(plane) = planes.first() else { continue };
             let parts = self.file(plane.file)?.read_scattered(&ranges).await?;
             for (content, parts) in contents.iter_mut().zip(parts.chunks(planes.len())) {

@@ -41,7 +41,11 @@ impl Kernel for GatedAct {
 
     fn prelude(&self) -> Prelude {
         let mut prelude = Prelude::default();
-        prelude.u32("M", self.m).u32("N", self.columns).bool("GELU", self.activation == Activation::GeluTanh).flag("APART", self.is_apart);
+        prelude
+            .u32("M", self.m)
+            .u32("N", self.columns)
+            .bool("GELU", self.activation == Activation::GeluTanh)
+            .flag("APART", self.is_apart);
         prelude
     }
 

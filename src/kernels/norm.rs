@@ -91,7 +91,10 @@ impl Input {
     /// The value, then the norm's weight, the update, and the update's norm's weight, as far as there are any.
     pub(super) fn reads(&self) -> usize {
         let Input::Norm(input) = self else { return 1 };
-        1 + [input.is_normed, input.update.is_some(), input.has_post_norm()].into_iter().map(usize::from).sum::<usize>()
+        1 + [input.is_normed, input.update.is_some(), input.has_post_norm()]
+            .into_iter()
+            .map(usize::from)
+            .sum::<usize>()
     }
 
     /// The bindings that only the kept residual needs.

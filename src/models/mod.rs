@@ -14,8 +14,8 @@ use std::rc::Rc;
 
 use serde_json::Value as Json;
 
-use crate::error::{Code, Error, Result};
 use crate::checkpoint::RowLayout;
+use crate::error::{Code, Error, Result};
 use crate::gpu::{Buffer, Gpu};
 use crate::kernels::Step;
 use crate::nn::{CacheSpec, KvCache, Loader, Residual, Rope, RopeTable, StepInputs};

@@ -39,12 +39,8 @@ impl Experts {
         let x = residual.normed(plan, &self.norm);
         let gate_up = self.gemv(plan, &self.gate_up_proj, pairs, x, false);
         let gated = plan.value("gated", gate_up.rows, gate_up.columns / 2);
-        let kernel = GatedAct {
-            activation: self.activation,
-            m: gated.rows,
-            columns: gated.columns,
-            is_apart: false,
-        };
+        let kernel =
+            GatedAct { activation: self.activation, m: gated.rows, columns: gated.columns, is_apart: false };
         plan.op(kernel, vec![gate_up.into(), gated.into()]);
         let down = self.gemv(plan, &self.down_proj, pairs, gated, true);
         let y = plan.value("experts", x.rows, down.columns);
@@ -64,7 +60,14 @@ impl Experts {
     }
 
     /// `[rows · chosen, out]`
-    fn gemv(&self, plan: &mut PlanBuilder, weight: &Weight, pairs: Value, x: Value, by_expert: bool) -> Value {
+    fn gemv(
+        &self,
+        plan: &mut PlanBuilder,
+        weight: &Weight,
+        pairs: Value,
+        x: Value,
+        by_expert: bool,
+    ) -> Value {
         let rows = weight.rows / self.experts;
         let y = plan.value("linear", pairs.rows * self.chosen, rows);
         for shard in weight.shards() {

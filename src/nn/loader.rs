@@ -210,7 +210,8 @@ impl<'a> Loader<'a> {
 
     /// `value` as the type holds it in which the numbers of the matrix `name` are stored.
     pub fn rounded(&self, name: &str, value: f32) -> f32 {
-        let scales = name.strip_suffix(".weight").and_then(|base| self.checkpoint.find(&format!("{base}.scales")));
+        let scales =
+            name.strip_suffix(".weight").and_then(|base| self.checkpoint.find(&format!("{base}.scales")));
         match scales.or(self.checkpoint.find(name)).map(|tensor| tensor.dtype) {
             Some(Dtype::F16) => f16::from_f32(value).to_f32(),
             Some(Dtype::BF16) => bf16::from_f32(value).to_f32(),

@@ -136,20 +136,31 @@ fn columns(format: WeightFormat) -> Vec<u32> {
     columns
 }
 
-/// Every odd count for one float and one affine format, two for the others: each shape is a shader to compile.
-fn rows(format: WeightFormat) -> &'static [u32] {
+/// Whether every shape is tested with every format: each pair is a shader to compile, which takes browsers minutes.
+fn thorough() -> bool {
+    cfg!(not(target_arch = "wasm32")) || option_env!("JIRD_FULL").is_some()
+}
+
+/// Odd counts of rows.
+const ROWS: [u32; 6] = [1, 3, 63, 64, 65, 129];
+
+/// Every count for one float and one affine format, and two for the others in turn.
+fn rows(format: WeightFormat) -> Vec<u32> {
     if format == WeightFormat::F32 || format == FORMATS[4] {
-        &[1, 3, 63, 64, 65, 129, 2050]
-    } else {
-        &[3, 65]
+        return [&ROWS[..], &[2050]].concat();
     }
+    if thorough() {
+        return ROWS.to_vec();
+    }
+    let turn = FORMATS.iter().position(|other| *other == format).unwrap_or(0);
+    vec![ROWS[turn % ROWS.len()], ROWS[(turn + 3) % ROWS.len()]]
 }
 
 pub async fn gemv(rig: &mut Rig) {
     let noise = &mut Noise::new(1);
     for format in FORMATS {
         for columns in columns(format) {
-            for &rows in rows(format) {
+            for rows in rows(format) {
                 check_gemv(rig, noise, format, rows, columns, Input::Plain, Output::Plain).await;
             }
         }
@@ -243,7 +254,8 @@ pub async fn matmul(rig: &mut Rig) {
     for format in FORMATS {
         let shapes =
             [(3, 63, 3), (17, 65, 1), (65, 129, 2), (1, 1, 1), (16, 64, 1), (64, 3, 3), (129, 65, 2)];
-        for (m, rows, columns) in shapes.into_iter().take(if format == WeightFormat::F32 { 7 } else { 3 }) {
+        let count = if format == WeightFormat::F32 || thorough() { shapes.len() } else { 3 };
+        for (m, rows, columns) in shapes.into_iter().take(count) {
             let columns = columns * Gemv::column_multiple(format);
             let (mut args, dense) = weight(noise, format, rows, columns);
             let kernel = Matmul { format, m, rows, columns, y_stride: rows };

@@ -183,7 +183,11 @@ pub async fn golden(gpu: &Rc<Gpu>, fixture: &Fixture) {
     let got = tiny.step(&prefill, 0, &ids).await;
     for (layer, &tap) in prefill.plan.taps().iter().enumerate() {
         let got = tiny.read(&prefill, tap).await;
-        fixture.assert_close(&format!("input of layer {layer}"), &got, &hidden[layer * got.len()..][..got.len()]);
+        fixture.assert_close(
+            &format!("input of layer {layer}"),
+            &got,
+            &hidden[layer * got.len()..][..got.len()],
+        );
     }
     fixture.assert_close("prefill of all rows", &got, logits_at(last));
     let shortcut = tiny.plan(ids.len() as u32, true, Rows::Last);

@@ -159,7 +159,9 @@ impl Gemma4Config {
     /// What a cache must hold, for each layer that has its own.
     pub fn caches(&self, layers: &[LayerSpec], format: CacheFormat) -> Vec<CacheSpec> {
         let own = layers.iter().filter(|layer| layer.key_values != KeyValues::Shared);
-        own.map(|layer| CacheSpec { width: layer.sizes.kv_columns(), window: layer.window, format }).collect()
+        let spec =
+            |layer: &LayerSpec| CacheSpec { width: layer.sizes.kv_columns(), window: layer.window, format };
+        own.map(spec).collect()
     }
 
     /// The rotary embedding of sliding layers and of full ones.
@@ -172,7 +174,8 @@ impl Gemma4Config {
             let mut dims = layers.iter().filter(|layer| layer.layer_type == layer_type);
             let first = dims.next().map_or(self.head_dim, |layer| layer.sizes.head_dim);
             let is_same = dims.all(|layer| layer.sizes.head_dim == first);
-            require(is_same, "per_layer_config", "one head_dim for all layers of a type", layer_type).map(|()| first)
+            require(is_same, "per_layer_config", "one head_dim for all layers of a type", layer_type)
+                .map(|()| first)
         };
         Ok([
             by_layer.sliding_attention.rope(10_000.0, head_dim(LayerType::SlidingAttention)?)?,

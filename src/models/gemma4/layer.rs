@@ -6,8 +6,8 @@ use crate::kernels::{Activation, KeyValues, NormKernel};
 use crate::models::blocks;
 use crate::models::config::LayerType;
 use crate::nn::{
-    Attention, Experts, GatedMlp, KvCache, Linear, Loader, PerLayerBlock, PerLayerValues, Precision, Residual,
-    RmsNorm, RopeTable, StepInputs,
+    Attention, Experts, GatedMlp, KvCache, Linear, Loader, PerLayerBlock, PerLayerValues, Precision,
+    Residual, RmsNorm, RopeTable, StepInputs,
 };
 use crate::plan::{PlanBuilder, Value};
 

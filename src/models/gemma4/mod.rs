@@ -48,11 +48,13 @@ impl Gemma4 {
         let embed_tokens = format!("{body}embed_tokens.weight");
         let scale = loader.rounded(&embed_tokens, (hidden as f32).sqrt());
         let weight = blocks::vocabulary(&sizes, embed_tokens, loader)?;
-        let declare = |(index, spec)| Layer::declare(&config, spec, index, &format!("{body}layers.{index}"), loader);
+        let declare =
+            |(index, spec)| Layer::declare(&config, spec, index, &format!("{body}layers.{index}"), loader);
         let layers = (0..).zip(&specs).map(declare).collect::<Result<_>>()?;
         let table = per_layer_table(&config, &sizes, body, loader)?;
         let is_tied = config.tie_word_embeddings.or(is_tied).unwrap_or(true);
-        let lm_head = if is_tied { weight.clone() } else { blocks::vocabulary(&sizes, lm_head.to_owned(), loader)? };
+        let lm_head =
+            if is_tied { weight.clone() } else { blocks::vocabulary(&sizes, lm_head.to_owned(), loader)? };
         let kernel = NormKernel { eps: config.rms_norm_eps, unit_offset: false };
         Ok(Self {
             per_layer: per_layer_inputs(&config, &sizes, body, loader)?,
