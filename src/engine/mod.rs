@@ -10,9 +10,9 @@ mod load;
 mod progress;
 mod session;
 
+pub use crate::nn::{RowStats, RowTable};
 pub use fit::ContextFull;
 pub use generate::{FinishReason, GenerateOptions, Generation, Piece, Prompt, Stats};
-pub use crate::nn::{RowStats, RowTable};
 pub use load::{LoadOptions, Model};
 pub use progress::{LoadEvent, LoadObserver};
 pub use session::{Session, SessionOptions};

@@ -193,7 +193,12 @@ pub fn norm_inputs(norm: NormKernel) -> Vec<NormInput> {
     for update in updates {
         for is_normed in [true, false] {
             let keeps: &[bool] = if update.is_some() { &[false, true] } else { &[false] };
-            inputs.extend(keeps.iter().map(|&keep_residual| NormInput { norm, update, is_normed, keep_residual }));
+            inputs.extend(keeps.iter().map(|&keep_residual| NormInput {
+                norm,
+                update,
+                is_normed,
+                keep_residual,
+            }));
         }
     }
     inputs.retain(|input| input.is_normed || input.update.is_some());
