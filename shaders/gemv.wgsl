@@ -1,11 +1,15 @@
 // y[n] = output( Σ_k W[n, k] · input[k] ) for one row of input, N rows of W, K columns.
-// W: lib/weight. input: lib/norm, row 0 or (LAST_ROW) the step's last real row.
+// W: lib/weight. input: lib/norm, row 0 or (LAST_ROW) the step's last real row; or lib/combine (COMBINE).
 // output: as it is; + residual[n] (ADD_RESIDUAL); activate(gate) · up, where gate is row n and up is row
 // N + n of W (GATED); cap · tanh(· / cap) (SOFTCAP).
 // Dispatch: N / (WORKGROUP / LANES · 2) workgroups, folded over x and y. A team of LANES invocations
 // computes two rows (with GATED two pairs) and shares the loads of the input. Caller: nn::Linear.
 #import "lib/weight.wgsl"
+#ifdef COMBINE
+#import "lib/combine.wgsl"
+#else
 #import "lib/norm.wgsl"
+#endif
 #import "lib/reduce.wgsl"
 #import "lib/activation.wgsl"
 #ifdef LAST_ROW

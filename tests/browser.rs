@@ -28,7 +28,19 @@ macro_rules! kernels {
     };
 }
 
-kernels!(gemv, matmul, gather, rms_norm, gated_act, rope_append, attention, argmax, sampling);
+kernels!(
+    gemv,
+    matmul,
+    gather,
+    rms_norm,
+    gated_act,
+    rope_append,
+    attention,
+    decode_attention,
+    combine,
+    argmax,
+    sampling
+);
 
 async fn gpu() -> Rc<Gpu> {
     Gpu::open(GpuOptions::default()).await.expect("a GPU device")

@@ -26,7 +26,19 @@ macro_rules! kernels {
     };
 }
 
-kernels!(gemv, matmul, gather, rms_norm, gated_act, rope_append, attention, argmax, sampling);
+kernels!(
+    gemv,
+    matmul,
+    gather,
+    rms_norm,
+    gated_act,
+    rope_append,
+    attention,
+    decode_attention,
+    combine,
+    argmax,
+    sampling
+);
 
 /// Draws follow the softmax of what is kept. The twins show it: `sampling` says that kernels draw as they do.
 #[test]

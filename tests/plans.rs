@@ -17,9 +17,8 @@ use jird::gpu::{Gpu, GpuOptions};
 use jird::nn::Sampler;
 use jird::plan::{Plan, PlanBuilder};
 
-/// Query, key and value product; rotation and append; attention; output product; gate and up product; down
-/// product.
-const DISPATCHES_PER_LAYER: usize = 6;
+/// Query, key and value product; attention; output product; gate and up product; down product.
+const DISPATCHES_PER_LAYER: usize = 5;
 /// Embedding; head; choice of the token in two.
 const DISPATCHES_AROUND: usize = 4;
 

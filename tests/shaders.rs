@@ -28,6 +28,12 @@ const VOCABULARIES: [u32; 3] = [1, 49_152, 262_144];
 /// The other offset only changes the value of a constant.
 const NORM: NormKernel = NormKernel { eps: 1e-6, unit_offset: true };
 
+/// The splits of one head, and as many as the shares of all heads leave room for.
+const COMBINED: [Combine; 2] = [
+    Combine { splits: Splits { count: 2, tile: 32, window: Some(512) }, heads: 1 },
+    Combine { splits: Splits { count: 16, tile: 32, window: None }, heads: 64 },
+];
+
 /// All of a long context, and a ring.
 const CACHES: [CacheLayout; 2] = [
     CacheLayout { slots: 32_768, format: CacheFormat::F32 },
@@ -172,13 +178,19 @@ fn gemv() {
     let pairs: Vec<(Input, Output)> = inputs
         .iter()
         .flat_map(|input| outputs.map(|output| (*input, output)))
+        .chain(COMBINED.map(|combine| (Input::Combined(combine), Output::Plain)))
+        .chain(COMBINED.map(|combine| (Input::Combined(combine), Output::AddResidual)))
         .chain([(Input::Plain, Output::AddResidual)])
         .collect();
     for subgroup_min in SUBGROUPS {
         for format in FORMATS {
             // The fewest loads a row, and more than a team of lanes has.
             for columns in [Gemv::column_multiple(format), 6144] {
-                for &(input, output) in &pairs {
+                let has_heads = |&&(input, _): &&(Input, Output)| match input {
+                    Input::Combined(Combine { heads, .. }) => columns >= 4 * heads,
+                    _ => true,
+                };
+                for &(input, output) in pairs.iter().filter(has_heads) {
                     let kernel = Gemv {
                         format,
                         rows: 257,
@@ -263,6 +275,25 @@ fn rope_append() {
         for projection in cases::projections() {
             for (m, cache) in [1, 256].into_iter().zip(CACHES) {
                 check(&RopeAppend { projection, m, cache, subgroup_min }, subgroup_min);
+            }
+        }
+    }
+}
+
+#[test]
+fn decode_attention() {
+    for subgroup_min in SUBGROUPS {
+        for projection in cases::projections() {
+            for (cache, window) in CACHES.into_iter().zip([None, Some(512)]) {
+                for (count, tile) in [(1, 32), (4, 64), (16, 32)] {
+                    let splits = Splits { count, tile, window };
+                    for group in cases::groups(&projection) {
+                        let scale = 0.125;
+                        let kernel =
+                            DecodeAttention { projection, cache, scale, splits, group, subgroup_min };
+                        check(&kernel, subgroup_min);
+                    }
+                }
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::checkpoint::WeightFormat;
 pub enum Output {
     /// It is the result.
     Plain,
-    /// A residual is added. Only with a plain input: a norm's bindings beside it could be one too many.
+    /// A residual is added. Not behind a norm, whose bindings beside it could be one too many.
     AddResidual,
     /// The weight holds `rows` gate rows, then `rows` up rows: `activation(gate) · up`.
     Gated(Activation),
@@ -116,7 +116,7 @@ impl Kernel for Gemv {
 
     fn bindings(&self) -> Vec<Binding> {
         let mut bindings = weight::bindings(self.format);
-        bindings.extend(vec![Binding::Read; self.input.reads()]);
+        bindings.extend(self.input.bindings());
         bindings.extend(self.last_row.then_some(Binding::Uniform));
         bindings.extend((self.output == Output::AddResidual).then_some(Binding::Read));
         bindings.push(Binding::Write);

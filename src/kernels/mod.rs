@@ -6,6 +6,7 @@
 
 mod argmax;
 mod attention;
+mod decode_attention;
 mod gated_act;
 mod gather;
 mod gemv;
@@ -23,12 +24,13 @@ use std::fmt;
 
 pub use argmax::{Argmax, ArgmaxStage};
 pub use attention::Attention;
+pub use decode_attention::{DecodeAttention, Splits};
 pub use gated_act::GatedAct;
 pub use gather::Gather;
 pub use gemv::{Gemv, Output};
 pub use kv_cache::{CacheFormat, CacheLayout};
 pub use matmul::Matmul;
-pub use norm::{Input, NormInput, NormKernel, PostNorm};
+pub use norm::{Combine, Input, NormInput, NormKernel, PostNorm};
 pub use projection::{KeyValues, Projection};
 pub use rms_norm::RmsNormKernel;
 pub use rope_append::RopeAppend;

@@ -1,6 +1,6 @@
-//! The side of `lib/norm.wgsl`: a kernel's input behind a residual update and an RMSNorm.
+//! The sides of `lib/norm.wgsl` and `lib/combine.wgsl`: what stands between a kernel's input and its operands.
 
-use super::{Binding, Prelude};
+use super::{Binding, Prelude, Splits};
 
 /// Constants of the RMSNorms of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,6 +45,33 @@ pub struct NormInput {
     pub keep_residual: bool,
 }
 
+/// The splits of [`super::DecodeAttention`] made one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Combine {
+    /// How the keys were cut.
+    pub splits: Splits,
+    /// Query heads, which divide the input's columns.
+    pub heads: u32,
+}
+
+impl Combine {
+    /// The CPU twin. `sums` is `[splits, columns]`, `softmax [splits, heads]` of (highest score, sum of weights).
+    pub fn cpu(&self, position: u32, sums: &[f32], softmax: &[[f32; 2]]) -> Vec<f32> {
+        let heads = self.heads as usize;
+        let columns = sums.len() / self.splits.count as usize;
+        let used = self.splits.used(position) as usize;
+        let combined = |column: usize| {
+            let parts = || softmax.chunks(heads).map(|split| split[column * heads / columns]).take(used);
+            let highest = parts().map(|[highest, _]| highest).fold(f32::MIN, f32::max);
+            let share = |part: f32| f64::from(part - highest).exp();
+            let total: f64 = parts().map(|[part, weights]| share(part) * f64::from(weights)).sum();
+            let columns = sums.chunks(columns).map(|split| f64::from(split[column]));
+            (parts().zip(columns).map(|([part, _], sum)| share(part) * sum).sum::<f64>() / total) as f32
+        };
+        (0..columns).map(combined).collect()
+    }
+}
+
 /// What a kernel reads its input through.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Input {
@@ -52,20 +79,30 @@ pub enum Input {
     Plain,
     /// The value behind a residual update and an RMSNorm.
     Norm(NormInput),
+    /// What a split attention left.
+    Combined(Combine),
 }
 
 impl Input {
     /// The same input for a kernel that leaves the updated residual to another.
     pub fn without_residual(self) -> Self {
         match self {
-            Input::Plain => self,
+            Input::Plain | Input::Combined(_) => self,
             Input::Norm(input) => Input::Norm(NormInput { keep_residual: false, ..input }),
         }
     }
 
-    /// Sets the flags of `lib/norm.wgsl`.
+    /// Sets the flags of `lib/norm.wgsl` or `lib/combine.wgsl`.
     pub(super) fn prelude(&self, prelude: &mut Prelude) {
-        let Input::Norm(input) = self else { return };
+        let input = match self {
+            Input::Plain => return,
+            Input::Combined(Combine { splits, heads }) => {
+                splits.prelude(prelude);
+                prelude.flag("COMBINE", true).u32("HEADS", *heads);
+                return;
+            }
+            Input::Norm(input) => input,
+        };
         prelude
             .flag("NORM", true)
             .flag("DELTA", input.update.is_some())
@@ -75,16 +112,19 @@ impl Input {
             .f32("WEIGHT_OFFSET", input.norm.weight_offset());
     }
 
-    /// The value, then the norm's weight, the update, and the update's norm's weight, as far as there are any.
-    pub(super) fn reads(&self) -> usize {
-        match self {
+    /// The value, then the norm's weight, the update, and the update's norm's weight, as far as there are any;
+    /// or the step, the splits' sums, and their highest scores and weights.
+    pub(super) fn bindings(&self) -> Vec<Binding> {
+        let reads = match self {
+            Input::Combined(_) => return vec![Binding::Uniform, Binding::Read, Binding::Read],
             Input::Plain => 1,
             Input::Norm(input) => match input.update {
                 None => 2,
                 Some(PostNorm::None) => 3,
                 Some(PostNorm::Norm) => 4,
             },
-        }
+        };
+        vec![Binding::Read; reads]
     }
 
     /// The bindings that only the kept residual needs.
@@ -92,7 +132,7 @@ impl Input {
         matches!(self, Input::Norm(NormInput { keep_residual: true, .. })).then_some(Binding::Write)
     }
 
-    /// The CPU twin over one row: the input, and the residual after the update.
+    /// The CPU twin over one row: the input, and the residual after the update. [`Combine`] has its own.
     ///
     /// `reads` holds the row of the value and, in the order of the bindings, what else the variant reads.
     pub fn cpu(&self, reads: &[&[f32]]) -> (Vec<f32>, Vec<f32>) {

@@ -38,7 +38,7 @@ impl Kernel for RmsNormKernel {
 
     fn bindings(&self) -> Vec<Binding> {
         let input = Input::Norm(self.input);
-        let mut bindings = vec![Binding::Read; input.reads()];
+        let mut bindings = input.bindings();
         bindings.push(Binding::Write);
         bindings.extend(input.kept());
         bindings

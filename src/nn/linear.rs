@@ -12,17 +12,18 @@ pub struct Linear {
     weight: Rc<Weight>,
 }
 
-/// How the input of a decode product is read: its kernel variant and operands.
-pub(super) struct Source {
-    pub input: Input,
-    pub operands: Vec<Operand>,
+/// How a product reads its input: mostly a value as it is, in decode also what comes before in one go.
+pub struct Source {
+    pub(super) input: Input,
+    pub(super) rows: u32,
+    pub(super) operands: Vec<Operand>,
     /// Where the updated residual goes, once.
-    pub updated: Option<Value>,
+    pub(super) updated: Option<Value>,
 }
 
 impl From<Value> for Source {
     fn from(value: Value) -> Self {
-        Source { input: Input::Plain, operands: vec![value.into()], updated: None }
+        Source { input: Input::Plain, rows: value.rows, operands: vec![value.into()], updated: None }
     }
 }
 
@@ -37,12 +38,16 @@ impl Linear {
     }
 
     /// `y [rows, out] = W x [rows, in]`
-    pub fn forward(&self, plan: &mut PlanBuilder, x: Value) -> Value {
-        let y = plan.value("linear", x.rows, self.columns_out());
-        if x.rows == 1 {
-            self.gemv_parts(plan, &x.into(), y);
+    pub fn forward(&self, plan: &mut PlanBuilder, x: impl Into<Source>) -> Value {
+        self.product(plan, &x.into())
+    }
+
+    fn product(&self, plan: &mut PlanBuilder, source: &Source) -> Value {
+        let y = plan.value("linear", source.rows, self.columns_out());
+        if source.rows == 1 {
+            self.gemv_parts(plan, source, y);
         } else {
-            self.matmul(plan, x, y);
+            self.matmul(plan, source, y);
         }
         y
     }
@@ -54,25 +59,25 @@ impl Linear {
             return self.forward(plan, x);
         }
         let source = residual.source(plan, norm, true);
-        let y = plan.value("linear", 1, self.columns_out());
-        self.gemv_parts(plan, &source, y);
-        y
+        self.product(plan, &source)
     }
 
     /// `residual + W x`, or nothing where the plan does not fuse.
-    pub(super) fn forward_add(&self, plan: &mut PlanBuilder, x: Value, residual: Value) -> Option<Value> {
+    pub(super) fn forward_add(
+        &self,
+        plan: &mut PlanBuilder,
+        source: &Source,
+        residual: Value,
+    ) -> Option<Value> {
         if !plan.fuses() {
             return None;
         }
         let y = plan.value("residual", 1, self.columns_out());
         for shard in self.weight.shards() {
-            let kernel = self.gemv(plan, shard.rows.len() as u32, Input::Plain, Output::AddResidual);
+            let kernel = self.gemv(plan, shard.rows.len() as u32, source.input, Output::AddResidual);
             let mut operands = self.weight.operands(shard);
-            operands.extend([
-                x.into(),
-                Operand::Tail(residual, shard.rows.start),
-                Operand::Tail(y, shard.rows.start),
-            ]);
+            operands.extend(source.operands.iter().cloned());
+            operands.extend([Operand::Tail(residual, shard.rows.start), Operand::Tail(y, shard.rows.start)]);
             plan.op(kernel, operands);
         }
         Some(y)
@@ -133,17 +138,18 @@ impl Linear {
         }
     }
 
-    fn matmul(&self, plan: &mut PlanBuilder, x: Value, y: Value) {
+    fn matmul(&self, plan: &mut PlanBuilder, source: &Source, y: Value) {
         for block in self.weight.blocks() {
             let kernel = Matmul {
                 format: self.weight.format,
-                m: x.rows,
+                m: source.rows,
                 rows: block.rows,
                 columns: self.weight.columns,
                 y_stride: y.columns,
             };
             let mut operands = block.operands;
-            operands.extend([x.into(), Operand::Tail(y, block.first_row)]);
+            operands.extend(source.operands.iter().cloned());
+            operands.push(Operand::Tail(y, block.first_row));
             plan.op(kernel, operands);
         }
     }

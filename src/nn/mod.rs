@@ -18,7 +18,7 @@ use std::rc::Rc;
 
 pub use attention::{Attention, CacheSpec, KvCache};
 pub use embedding::Embedding;
-pub use linear::Linear;
+pub use linear::{Linear, Source};
 pub use loader::{Loader, Precision, WeightDtype};
 pub use mlp::GatedMlp;
 pub use residual::{Residual, RmsNorm};

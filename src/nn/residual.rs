@@ -36,19 +36,26 @@ impl Residual {
     }
 
     /// `residual += W x`, or with `post` `residual += rms_norm(W x)`.
-    pub fn add(&mut self, plan: &mut PlanBuilder, linear: &Linear, x: Value, post: Option<&RmsNorm>) {
+    pub fn add(
+        &mut self,
+        plan: &mut PlanBuilder,
+        linear: &Linear,
+        x: impl Into<Source>,
+        post: Option<&RmsNorm>,
+    ) {
+        let source = x.into();
         if post.is_none()
-            && let Some(sum) = linear.forward_add(plan, x, self.value)
+            && let Some(sum) = linear.forward_add(plan, &source, self.value)
         {
             self.value = sum;
             return;
         }
-        self.update = Some((linear.forward(plan, x), post.cloned()));
+        self.update = Some((linear.forward(plan, source), post.cloned()));
     }
 
     /// `rms_norm(residual)` as a value of its own.
     pub fn normed(&mut self, plan: &mut PlanBuilder, norm: &RmsNorm) -> Value {
-        let Source { input, mut operands, updated } = self.source(plan, norm, true);
+        let Source { input, mut operands, updated, .. } = self.source(plan, norm, true);
         let Input::Norm(input) = input else { return self.value };
         let y = plan.value("normed", self.value.rows, self.value.columns);
         operands.push(y.into());
@@ -73,6 +80,6 @@ impl Residual {
         let updated = keep.then(|| plan.value("residual", self.value.rows, self.value.columns));
         self.value = updated.unwrap_or(self.value);
         let input = Input::Norm(NormInput { norm: norm.kernel, update, keep_residual: keep });
-        Source { input, operands, updated }
+        Source { input, rows: self.value.rows, operands, updated }
     }
 }

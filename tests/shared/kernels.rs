@@ -183,7 +183,7 @@ async fn check_gemv(
 ) {
     let update = match input {
         Input::Norm(input) => input.update,
-        Input::Plain => None,
+        Input::Plain | Input::Combined(_) => None,
     };
     let last_row = update == Some(PostNorm::None);
     // As on a GPU for odd counts, and as on a processor for even ones.
@@ -231,6 +231,7 @@ async fn check_gemv(
 fn input_reads(input: Input) -> usize {
     match input {
         Input::Plain => 1,
+        Input::Combined(_) => unreachable!("has cases of its own"),
         Input::Norm(NormInput { update: None, .. }) => 2,
         Input::Norm(NormInput { update: Some(PostNorm::None), .. }) => 3,
         Input::Norm(NormInput { update: Some(PostNorm::Norm), .. }) => 4,
@@ -426,6 +427,112 @@ pub async fn rope_append(rig: &mut Rig) {
             // Where twin and kernel round to neighbouring halves.
             let tolerance = if format == CacheFormat::F16 { 1e-3 } else { 1e-5 };
             assert_close(&kernel, &uncached(got, format), twin, tolerance);
+        }
+    }
+}
+
+/// The numbers of query heads that can share a workgroup.
+pub fn groups(projection: &Projection) -> Vec<u32> {
+    let heads = projection.heads / projection.kv_heads;
+    (1..=4).filter(|&group| heads.is_multiple_of(group)).collect()
+}
+
+pub async fn decode_attention(rig: &mut Rig) {
+    let noise = &mut Noise::new(10);
+    for (index, projection) in projections().into_iter().enumerate() {
+        // Every number of splits and every mask meets every head shape and every source of keys and values.
+        let (count, tile) = [(1, 32), (3, 32), (16, 32), (2, 64)][index % 4];
+        let window = [None, Some(70)][index % 2];
+        let splits = Splits { count, tile, window };
+        let groups = groups(&projection);
+        let kernel = DecodeAttention {
+            projection,
+            cache: CacheLayout { slots: window.unwrap_or(320) + 5, format: CACHE_FORMATS[index / 2 % 2] },
+            scale: 2.0 / (projection.head_dim as f32).sqrt(),
+            splits,
+            group: groups[index % groups.len()],
+            subgroup_min: rig.subgroup_min(),
+        };
+        for position in [0, 31, 32, 33, 200] {
+            check_decode_attention(rig, noise, &kernel, position).await;
+        }
+    }
+}
+
+async fn check_decode_attention(rig: &mut Rig, noise: &mut Noise, kernel: &DecodeAttention, position: u32) {
+    let DecodeAttention { projection, cache, splits, .. } = *kernel;
+    let Projection { heads, kv_heads, head_dim, .. } = projection;
+    let step = Step { position, rows: 1, ..Step::default() };
+    let projected = noise.values((projection.projected() * head_dim) as usize);
+    let rope = turns(noise, 1, head_dim);
+    let norms = [noise.values(head_dim as usize), noise.values(head_dim as usize)];
+    let elements = cache.slots * kv_heads * head_dim;
+    let mut caches = [(); 2].map(|()| cache_values(noise, elements, cache.format));
+
+    let appends = projection.appends();
+    let mut args = vec![read(&[step]), read(&projected), read(&rope)];
+    args.extend(projection.q_norm.map(|_| read(&norms[0])));
+    args.extend(projection.k_norm.filter(|_| appends).map(|_| read(&norms[1])));
+    args.extend(caches.iter().map(|values| {
+        let words = cached(values, cache.format);
+        if appends { Arg::Write(words) } else { read(&words) }
+    }));
+    args.push(output(splits.count * heads * head_dim));
+    args.extend((splits.count > 1).then(|| output(splits.count * heads * 2)));
+    let mut outputs = rig.run(kernel, args).await;
+
+    let [k_cache, v_cache] = &mut caches;
+    let twin = kernel.cpu(&step, &projected, &rope, [&norms[0], &norms[1]], [k_cache, v_cache]);
+    let results = outputs.split_off(if appends { 2 } else { 0 });
+    let got = match &results[..] {
+        [sums, softmax] => {
+            let softmax: Vec<[f32; 2]> = bytemuck::cast_slice(softmax).to_vec();
+            Combine { splits, heads }.cpu(position, sums, &softmax)
+        }
+        results => results[0].clone(),
+    };
+    // Where a key rounds to the neighbouring half, its score moves with it.
+    let is_exact = cache.format == CacheFormat::F32;
+    assert_close(kernel, &got, &twin, if is_exact { 2e-5 } else { 2e-3 });
+    for (got, twin) in outputs.iter().zip(&caches) {
+        assert_close(kernel, &uncached(got, cache.format), twin, if is_exact { 1e-5 } else { 1e-3 });
+    }
+}
+
+/// The output projection's reading of splits, used and not.
+pub async fn combine(rig: &mut Rig) {
+    let noise = &mut Noise::new(11);
+    for (heads, columns, count, window) in
+        [(1, 64, 2, None), (9, 576, 7, Some(100)), (8, 2048, 16, None), (200, 1600, 5, None)]
+    {
+        for (position, output) in [(0, Output::Plain), (40, Output::AddResidual), (700, Output::Plain)] {
+            let combine = Combine { splits: Splits { count, tile: 32, window }, heads };
+            let kernel = Gemv {
+                format: WeightFormat::F32,
+                rows: 65,
+                columns,
+                input: Input::Combined(combine),
+                last_row: false,
+                output,
+                busy_workgroups: 256,
+                subgroup_min: rig.subgroup_min(),
+            };
+            let (mut args, dense) = weight(noise, kernel.format, kernel.rows, columns);
+            let used = combine.splits.used(position);
+            // What the splits that are not used left is never read.
+            let mut sums = noise.values((used * columns) as usize);
+            sums.resize((count * columns) as usize, f32::NAN);
+            let mut softmax: Vec<[f32; 2]> =
+                (0..used * heads).map(|_| [noise.value() * 9.0, 1.5 + noise.value()]).collect();
+            softmax.resize((count * heads) as usize, [f32::NAN; 2]);
+            let residual = noise.values(65);
+            let step = Step { position, rows: 1, ..Step::default() };
+            args.extend([read(&[step]), read(&sums), read(&softmax)]);
+            args.extend((output == Output::AddResidual).then(|| read(&residual)));
+            args.push(self::output(65));
+            let outputs = rig.run(&kernel, args).await;
+            let input = combine.cpu(position, &sums, &softmax);
+            assert_close(&kernel, &outputs[0], &kernel.cpu(&dense, &input, &residual), 2e-5);
         }
     }
 }

@@ -45,6 +45,8 @@ pub const FIXTURES: [Fixture; 10] = [
 
 const TOLERANCE: f32 = 1e-4;
 const CONTEXT: u32 = 64;
+/// The most rows of a plan.
+const ROWS: u32 = 32;
 
 /// The golden values of a fixture.
 struct Golden(Checkpoint);
@@ -88,7 +90,7 @@ impl Tiny {
         let mut loader = Loader::new(gpu, &checkpoint, WeightDtype::F32);
         let model = declare(&config, &mut loader).expect("a model");
         loader.run(&|| Ok(())).await.expect("weights");
-        let state = State::new(gpu, model.dimensions(), CONTEXT, 32).expect("a state");
+        let state = State::new(gpu, model.dimensions(), CONTEXT, ROWS).expect("a state");
         Self { gpu: gpu.clone(), model, state }
     }
 
@@ -184,5 +186,35 @@ pub async fn greedy(gpu: &Rc<Gpu>, fixture: &Fixture) {
     for (n, &id) in expected.iter().enumerate() {
         assert_eq!(argmax(&logits), id, "{}: new token {n}", fixture.name);
         logits = tiny.step(&decode, (ids.len() + n) as u32, &[id]).await;
+    }
+}
+
+/// A conversation goes back as far as the rings still hold what is seen there, and no further.
+pub async fn roll_back(gpu: &Rc<Gpu>, fixture: &Fixture) {
+    let name = fixture.name;
+    let golden = Golden::open(fixture).await;
+    let tiny = Tiny::load(gpu, fixture).await;
+    let prompt = golden.ids("long.ids").await;
+    let logits = golden.floats("long.logits").await;
+    let vocab = logits.len() / prompt.len();
+    let continued = golden.ids("long.greedy_ids").await;
+    let decode = tiny.plan(1, true);
+    for (position, id) in prompt.iter().chain(&continued).enumerate() {
+        tiny.step(&decode, position as u32, &[*id]).await;
+    }
+    let written = (prompt.len() + continued.len()) as u32;
+    let reaches = |position: u32| tiny.state.can_roll_back_to(position);
+    assert!(reaches(0) && (written - ROWS..written).all(reaches), "{name}");
+    let earliest = (1..written).find(|&position| reaches(position)).expect("a position");
+    let caches = &tiny.model.dimensions().caches;
+    let wraps = caches.iter().filter_map(|cache| cache.window).any(|window| window + ROWS < written);
+    let expected = if wraps { written - ROWS - 1 } else { 1 };
+    assert_eq!(earliest, expected, "{name}: the earliest of {written} positions");
+
+    // Back as far as it goes, or to the prompt's end.
+    for position in earliest as usize..prompt.len() {
+        let got = tiny.step(&decode, position as u32, &[prompt[position]]).await;
+        let golden = &logits[position * vocab..(position + 1) * vocab];
+        assert_close(&format!("{name}: position {position} after going back"), &got, golden);
     }
 }
