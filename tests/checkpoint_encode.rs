@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use half::{bf16, f16};
-use jird::checkpoint::{Dtype, EncodedRows, RowEncoder, WeightFormat, decode_rows, to_f32};
+use jird::checkpoint::{Dtype, EncodedRows, RowEncoder, StoredRows, WeightFormat, decode_rows, to_f32};
 use jird::error::Code;
 use proptest::prelude::*;
 
@@ -13,8 +13,8 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
 }
 
 fn encode(values: &[f32], cols: usize, format: WeightFormat) -> EncodedRows {
-    let encoder = RowEncoder::new("w", Dtype::F32, cols, format).unwrap();
-    encoder.encode(&bytes_of(values)).unwrap()
+    let encoder = RowEncoder::new(StoredRows::floats("w", Dtype::F32, cols), format).unwrap();
+    encoder.encode(&[&bytes_of(values)]).unwrap()
 }
 
 fn round_trip(values: &[f32], format: WeightFormat) -> Vec<f32> {
@@ -142,8 +142,8 @@ fn values_that_cannot_be_packed_are_errors_that_name_the_tensor() {
     ] {
         let mut values = normal(64, 5);
         values[40] = value;
-        let encoder = RowEncoder::new("layers.3.up", Dtype::F32, 32, format).unwrap();
-        let error = encoder.encode(&bytes_of(&values)).unwrap_err();
+        let encoder = RowEncoder::new(StoredRows::floats("layers.3.up", Dtype::F32, 32), format).unwrap();
+        let error = encoder.encode(&[&bytes_of(&values)]).unwrap_err();
         assert_eq!(error.code(), code, "{value} as {format}");
         assert!(error.to_string().contains("tensor layers.3.up"), "{error}");
     }
@@ -166,7 +166,7 @@ fn encoders_are_refused_before_any_bytes_are_read() {
         (Dtype::F32, 64, WeightFormat::Affine { bits: 4, group_size: 16 }, "groups of 32, 64 or 128"),
         (Dtype::F32, 64, WeightFormat::Affine { bits: 4, group_size: 0 }, "groups of 32, 64 or 128"),
     ] {
-        let error = RowEncoder::new("w", dtype, cols, format).unwrap_err();
+        let error = RowEncoder::new(StoredRows::floats("w", dtype, cols), format).unwrap_err();
         assert_eq!(error.code(), Code::Unsupported);
         assert!(error.to_string().contains(expected), "{error}");
     }
@@ -174,9 +174,9 @@ fn encoders_are_refused_before_any_bytes_are_read() {
 
 #[test]
 fn broken_rows_are_errors() {
-    let encoder = RowEncoder::new("w", Dtype::F32, 32, WeightFormat::F32).unwrap();
-    let error = encoder.encode(&[0; 129]).unwrap_err();
-    assert!(error.to_string().contains("whole rows of 128 bytes, got 129 bytes"), "{error}");
+    let encoder = RowEncoder::new(StoredRows::floats("w", Dtype::F32, 32), WeightFormat::F32).unwrap();
+    let error = encoder.encode(&[&[0; 129]]).unwrap_err();
+    assert!(error.to_string().contains("whole rows of [128] bytes, got [129] bytes"), "{error}");
     assert!(to_f32("w", Dtype::F32, &[0; 5]).is_err());
 }
 
@@ -271,7 +271,7 @@ proptest! {
         let rounded: Vec<u8> =
             exact.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect();
         let format = WeightFormat::Affine { bits: 4, group_size: 32 };
-        let rows = RowEncoder::new("w", Dtype::BF16, 32, format).unwrap().encode(&rounded).unwrap();
+        let rows = RowEncoder::new(StoredRows::floats("w", Dtype::BF16, 32), format).unwrap().encode(&[&rounded]).unwrap();
         for (value, exact) in decode_rows(format, &rows).iter().zip(&exact) {
             prop_assert!((value - exact).abs() <= 8.0 * step / 256.0, "{value} for {exact}");
         }

@@ -31,6 +31,11 @@ fn roll_back() {
     each(cases::roll_back);
 }
 
+#[test]
+fn splits() {
+    each(cases::splits);
+}
+
 /// Weights that no single binding can hold are cut by rows: the vocabulary of 320 rows into three, gate and up
 /// into two.
 #[test]

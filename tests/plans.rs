@@ -14,6 +14,7 @@ use std::path::Path;
 
 use cases::{FIXTURES, Tiny};
 use jird::gpu::{Gpu, GpuOptions};
+use jird::models::Rows;
 use jird::nn::Sampler;
 use jird::plan::{Plan, PlanBuilder};
 
@@ -32,7 +33,7 @@ async fn load(name: &str) -> Tiny {
 /// The plan of a greedy step, as a session makes it.
 fn plan(tiny: &Tiny, rows: u32) -> Plan {
     let mut builder = PlanBuilder::new(&tiny.gpu, rows, true);
-    let mut residual = tiny.model.forward(&mut builder, &tiny.state);
+    let mut residual = tiny.model.forward(&mut builder, &tiny.state, Rows::Last);
     let logits = tiny.model.logits(&mut builder, &tiny.state, &mut residual);
     Sampler::Greedy.forward(&mut builder, &tiny.state.inputs, logits);
     builder.compile().expect("a plan")

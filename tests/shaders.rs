@@ -40,15 +40,6 @@ const CACHES: [CacheLayout; 2] = [
     CacheLayout { slots: 768, format: CacheFormat::F16 },
 ];
 
-/// Every form of a normed input.
-const NORM_INPUTS: [NormInput; 5] = [
-    NormInput { norm: NORM, update: None, keep_residual: false },
-    NormInput { norm: NORM, update: Some(PostNorm::None), keep_residual: false },
-    NormInput { norm: NORM, update: Some(PostNorm::None), keep_residual: true },
-    NormInput { norm: NORM, update: Some(PostNorm::Norm), keep_residual: false },
-    NormInput { norm: NORM, update: Some(PostNorm::Norm), keep_residual: true },
-];
-
 /// The WGSL of a kernel, parsed and validated.
 struct Checked {
     what: String,
@@ -168,7 +159,8 @@ fn the_bound_of_workgroups_is_within_the_specification() {
 
 #[test]
 fn gemv() {
-    let inputs: Vec<Input> = std::iter::once(Input::Plain).chain(NORM_INPUTS.map(Input::Norm)).collect();
+    let normed = cases::norm_inputs(NORM).into_iter().map(Input::Norm);
+    let inputs: Vec<Input> = std::iter::once(Input::Plain).chain(normed).collect();
     let outputs = [
         Output::Plain,
         Output::Gated(Activation::Silu),
@@ -181,6 +173,7 @@ fn gemv() {
         .chain(COMBINED.map(|combine| (Input::Combined(combine), Output::Plain)))
         .chain(COMBINED.map(|combine| (Input::Combined(combine), Output::AddResidual)))
         .chain([(Input::Plain, Output::AddResidual)])
+        .chain(inputs.iter().filter(|input| !is_normed(input)).map(|&input| (input, Output::GatedBy(GELU))))
         .collect();
     for subgroup_min in SUBGROUPS {
         for format in FORMATS {
@@ -212,6 +205,12 @@ fn gemv() {
             check(&head(FORMATS[0], rows, Input::Plain, subgroup_min), subgroup_min);
         }
     }
+}
+
+const GELU: Activation = Activation::GeluTanh;
+
+fn is_normed(input: &Input) -> bool {
+    matches!(input, Input::Norm(NormInput { is_normed: true, .. }))
 }
 
 /// The product that makes the logits of a prefill.
@@ -252,11 +251,16 @@ fn gather() {
 #[test]
 fn rms_norm() {
     for subgroup_min in SUBGROUPS {
-        for input in NORM_INPUTS {
+        for input in cases::norm_inputs(NORM) {
             for (m, columns) in [(1, 4), (256, 6144)] {
-                check(&RmsNormKernel { input, m, columns, subgroup_min }, subgroup_min);
+                for last_row in [false, !input.keep_residual] {
+                    let input = Input::Norm(input);
+                    check(&RmsNormKernel { input, m, last_row, columns, subgroup_min }, subgroup_min);
+                }
             }
         }
+        let input = Input::Plain;
+        check(&RmsNormKernel { input, m: 1, last_row: true, columns: 1536, subgroup_min }, subgroup_min);
     }
 }
 
@@ -264,7 +268,60 @@ fn rms_norm() {
 fn gated_act() {
     for activation in [Activation::Silu, Activation::GeluTanh] {
         for (m, columns) in [(1, 1), (256, 24_576)] {
-            check(&GatedAct { activation, m, columns }, None);
+            for is_apart in [false, true] {
+                check(&GatedAct { activation, m, columns, is_apart }, None);
+            }
+        }
+    }
+}
+
+#[test]
+fn per_layer_inputs() {
+    for subgroup_min in SUBGROUPS {
+        for (m, last_row) in [(1, false), (1, true), (256, false)] {
+            for columns in [4, 256] {
+                let kernel = PerLayerInputs {
+                    m,
+                    last_row,
+                    first_layer: 15,
+                    layers: 20,
+                    all_layers: 35,
+                    columns,
+                    context_scale: 0.025,
+                    token_scale: 16.0,
+                    norm: NORM,
+                    subgroup_min,
+                };
+                check(&kernel, subgroup_min);
+            }
+        }
+    }
+}
+
+#[test]
+fn experts() {
+    for (experts, chosen) in [(1, 1), (128, 8), (Route::MAX_EXPERTS, Route::MAX_CHOSEN)] {
+        for m in [1, 256] {
+            check(&Route { m, experts, chosen, scale: 0.02 }, None);
+            check(&ExpertSum { m, chosen, columns: 2816 }, None);
+        }
+    }
+    for subgroup_min in SUBGROUPS {
+        for format in FORMATS {
+            for (by_expert, columns) in [(false, Gemv::column_multiple(format)), (true, 2816)] {
+                let kernel = ExpertGemv {
+                    format,
+                    m: 256,
+                    chosen: 8,
+                    rows: 1408,
+                    columns,
+                    by_expert,
+                    first_row: 64,
+                    shard_rows: 90_112,
+                    subgroup_min,
+                };
+                check(&kernel, subgroup_min);
+            }
         }
     }
 }
@@ -343,6 +400,6 @@ fn sampling() {
 #[test]
 #[should_panic(expected = "Write")]
 fn a_wrong_declaration_is_found() {
-    let kernel = GatedAct { activation: Activation::Silu, m: 1, columns: 1 };
+    let kernel = GatedAct { activation: Activation::Silu, m: 1, columns: 1, is_apart: false };
     Checked::new(&kernel, None).bindings(&[Binding::Read, Binding::Read]);
 }

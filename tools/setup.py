@@ -154,8 +154,12 @@ def for_browsers():
     system_packages(BROWSER_FILES)
 
 
-def for_tests():
+def for_gpu():
     system_packages(BROWSER_FILES | VULKAN_FILES)
+
+
+def for_tests():
+    for_gpu()
     for_packing()
     cargo_tool("geckodriver", GECKODRIVER, "geckodriver")
     node_packages(ROOT / "tests" / "e2e", ROOT / "tests" / "e2e")

@@ -1,10 +1,11 @@
-//! Rows of a checkpoint's tensor to rows of a packed weight, and back.
+//! Rows of a checkpoint's matrix to rows of a packed weight, and back.
 
 use half::{bf16, f16};
 use safetensors::Dtype;
 
-use super::WeightFormat;
 use super::affine;
+use super::repack::{halves, interleave, widen};
+use super::{Encoding, StoredRows, WeightFormat};
 use crate::error::{Code, Error, Result};
 
 /// Packed rows, as [`WeightFormat`] describes them.
@@ -16,52 +17,107 @@ pub struct EncodedRows {
     pub scales: Vec<u8>,
 }
 
-/// Packs the rows of one tensor, a chunk at a time.
+/// Packs the rows of one matrix, a chunk at a time.
+///
+/// Quantised rows are repacked where the format has room for their codes: these stay as they are, while
+/// scales and biases become f16. That is exact for F16, and for BF16 from 2^-17 (7.6e-6) on. F32 scales are
+/// rounded by at most 2^-11 of their size, smaller ones by at most 2^-25; a weight then moves by at most
+/// 2^-11 · (code · scale + |bias|). Everything else goes by way of the values.
 #[derive(Clone, Debug)]
 pub struct RowEncoder {
-    tensor: String,
-    dtype: Dtype,
-    cols: usize,
+    stored: StoredRows,
     format: WeightFormat,
 }
 
+/// How codes are repacked.
+#[derive(Clone, Copy, Debug)]
+struct Repack {
+    bits: u32,
+    wider: u32,
+    /// Groups of the format in one that is stored.
+    copies: usize,
+    scales: Dtype,
+}
+
 impl RowEncoder {
-    /// An encoder of the tensor `tensor` (a name, for errors), whose rows have `cols` elements of `dtype`.
+    /// An encoder of rows that are `stored` in some way.
     ///
     /// Fails with `Unsupported` for a dtype other than F64, F32, F16 and BF16, and for rows that `format`
     /// cannot pack: so that this shows before anything is downloaded.
-    pub fn new(tensor: &str, dtype: Dtype, cols: usize, format: WeightFormat) -> Result<Self> {
-        float_size(tensor, dtype)?;
-        format.check(tensor, cols)?;
-        Ok(Self { tensor: tensor.to_owned(), dtype, cols, format })
+    pub fn new(stored: StoredRows, format: WeightFormat) -> Result<Self> {
+        stored.row_bytes()?;
+        format.check(&stored.tensor, stored.columns)?;
+        Ok(Self { stored, format })
     }
 
-    /// Packs `bytes`, which hold any number of whole rows in the checkpoint's layout.
+    /// Packs whole rows. `planes` hold them as [`StoredRows`] says: one plane of numbers, or codes, scales and
+    /// biases.
     ///
     /// Fails with `Checkpoint` if a value is not finite or a row is not whole, and with `Unsupported` if a
     /// value is too large for the format.
-    pub fn encode(&self, bytes: &[u8]) -> Result<EncodedRows> {
-        let row_bytes = self.cols * float_size(&self.tensor, self.dtype)?;
-        if row_bytes == 0 {
-            return Ok(EncodedRows::default());
+    pub fn encode(&self, planes: &[&[u8]]) -> Result<EncodedRows> {
+        let rows = self.stored.count(planes)?;
+        if let (true, [codes, scales, biases]) = (self.repacks(), planes) {
+            let [scales, biases] = [self.halves(scales)?, self.halves(biases)?];
+            return Ok(EncodedRows {
+                codes: self.repack_codes(codes.to_vec()),
+                scales: self.interleave(&scales, &biases),
+            });
         }
-        if !bytes.len().is_multiple_of(row_bytes) {
-            return Err(Error::new(Code::Checkpoint, self.asked())
-                .expected(format!("whole rows of {row_bytes} bytes"))
-                .got(format!("{} bytes", bytes.len())));
-        }
-        let rows = bytes.len() / row_bytes;
         let mut encoded = EncodedRows {
-            codes: Vec::with_capacity(rows * self.format.code_bytes(self.cols)),
-            scales: Vec::with_capacity(rows * self.format.scale_bytes(self.cols)),
+            codes: Vec::with_capacity(rows * self.format.code_bytes(self.stored.columns)),
+            scales: Vec::with_capacity(rows * self.format.scale_bytes(self.stored.columns)),
         };
-        let mut values = Vec::with_capacity(self.cols);
-        for row in bytes.chunks_exact(row_bytes) {
+        let row_bytes = self.stored.row_bytes()?;
+        let mut values = Vec::with_capacity(self.stored.columns);
+        for row in 0..rows {
             values.clear();
-            append_f32(&self.tensor, self.dtype, row, &mut values)?;
+            let planes = planes
+                .iter()
+                .zip(&row_bytes)
+                .filter_map(|(plane, bytes)| plane.get(row * bytes..(row + 1) * bytes));
+            self.stored.decode(&planes.collect::<Vec<_>>(), &mut values)?;
             self.encode_row(&values, &mut encoded)?;
         }
         Ok(encoded)
+    }
+
+    /// Whether codes, scales and biases are packed each by itself, so that their planes need not be read
+    /// together.
+    pub fn repacks(&self) -> bool {
+        self.repack().is_some()
+    }
+
+    /// The packed form of a plane of codes, where the encoder [repacks](RowEncoder::repacks).
+    pub fn repack_codes(&self, codes: Vec<u8>) -> Vec<u8> {
+        match self.repack() {
+            Some(Repack { bits, wider, .. }) if bits != wider => widen(&codes, bits, wider),
+            _ => codes,
+        }
+    }
+
+    /// A plane of scales or of biases as f16, where the encoder [repacks](RowEncoder::repacks).
+    ///
+    /// Fails with `Unsupported` for what f16 cannot hold, and with `Checkpoint` for what is not finite.
+    pub fn halves(&self, plane: &[u8]) -> Result<Vec<f16>> {
+        self.repack().map_or(Ok(Vec::new()), |repack| halves(&self.stored.tensor, repack.scales, plane))
+    }
+
+    /// The packed form of scales and biases.
+    pub fn interleave(&self, scales: &[f16], biases: &[f16]) -> Vec<u8> {
+        self.repack().map_or(Vec::new(), |repack| interleave(scales, biases, repack.copies))
+    }
+
+    fn repack(&self) -> Option<Repack> {
+        match (self.stored.encoding, self.format) {
+            (
+                Encoding::Affine { bits, group_size: stored, scales },
+                WeightFormat::Affine { bits: wider @ (4 | 8), group_size },
+            ) if wider >= bits && stored.is_multiple_of(group_size) => {
+                Some(Repack { bits, wider, copies: (stored / group_size) as usize, scales })
+            }
+            _ => None,
+        }
     }
 
     fn encode_row(&self, values: &[f32], encoded: &mut EncodedRows) -> Result<()> {
@@ -77,7 +133,7 @@ impl RowEncoder {
             }
             WeightFormat::Affine { bits, group_size } => {
                 self.check_range(values, f16::MAX.to_f32_const())?;
-                let precision = precision(self.dtype);
+                let precision = precision(self.stored.encoding);
                 for group in values.chunks_exact(group_size as usize) {
                     affine::encode(group, bits, precision, &mut encoded.codes, &mut encoded.scales);
                 }
@@ -98,7 +154,7 @@ impl RowEncoder {
     }
 
     fn asked(&self) -> String {
-        format!("pack tensor {} as {}", self.tensor, self.format)
+        format!("pack tensor {} as {}", self.stored.tensor, self.format)
     }
 }
 
@@ -128,7 +184,7 @@ pub fn to_f32(tensor: &str, dtype: Dtype, bytes: &[u8]) -> Result<Vec<f32>> {
     Ok(values)
 }
 
-fn append_f32(tensor: &str, dtype: Dtype, bytes: &[u8], values: &mut Vec<f32>) -> Result<()> {
+pub(super) fn append_f32(tensor: &str, dtype: Dtype, bytes: &[u8], values: &mut Vec<f32>) -> Result<()> {
     let asked = || Error::new(Code::Checkpoint, format!("read tensor {tensor}"));
     let size = float_size(tensor, dtype)?;
     if !bytes.len().is_multiple_of(size) {
@@ -155,7 +211,7 @@ fn append_f32(tensor: &str, dtype: Dtype, bytes: &[u8], values: &mut Vec<f32>) -
 }
 
 /// Bytes of a value of the dtypes that weights may have.
-fn float_size(tensor: &str, dtype: Dtype) -> Result<usize> {
+pub(super) fn float_size(tensor: &str, dtype: Dtype) -> Result<usize> {
     match dtype {
         Dtype::F64 => Ok(8),
         Dtype::F32 => Ok(4),
@@ -166,11 +222,11 @@ fn float_size(tensor: &str, dtype: Dtype) -> Result<usize> {
     }
 }
 
-/// The spacing of a dtype's values relative to their size.
-fn precision(dtype: Dtype) -> f32 {
-    match dtype {
-        Dtype::BF16 => bf16::EPSILON.to_f32_const(),
-        Dtype::F16 => f16::EPSILON.to_f32_const(),
+/// The spacing of stored values relative to their size.
+fn precision(encoding: Encoding) -> f32 {
+    match encoding {
+        Encoding::Float(Dtype::BF16) => bf16::EPSILON.to_f32_const(),
+        Encoding::Float(Dtype::F16) => f16::EPSILON.to_f32_const(),
         _ => f32::EPSILON,
     }
 }

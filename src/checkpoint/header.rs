@@ -45,8 +45,13 @@ pub struct Header {
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "neither a tensor with dtype, shape and data_offsets nor an object of texts")]
 enum Entry {
-    Tensor { dtype: String, shape: Vec<u64>, data_offsets: (u64, u64) },
-    Metadata(BTreeMap<String, String>),
+    Tensor {
+        dtype: String,
+        shape: Vec<u64>,
+        data_offsets: (u64, u64),
+    },
+    /// MLX writes null for no texts.
+    Metadata(Option<BTreeMap<String, String>>),
 }
 
 /// Length of the JSON in bytes, from the file's first 8 bytes. `file` is its name, for errors.
@@ -85,7 +90,9 @@ pub fn parse_header(file: &str, json: &[u8], file_size: u64) -> Result<Header> {
     let mut header = Header::default();
     for (name, entry) in entries {
         match entry {
-            Entry::Metadata(metadata) if name == METADATA_KEY => header.metadata = metadata,
+            Entry::Metadata(metadata) if name == METADATA_KEY => {
+                header.metadata = metadata.unwrap_or_default()
+            }
             Entry::Tensor { dtype, shape, data_offsets: (start, end) } if name != METADATA_KEY => {
                 let tensor = format!("read the header of {file}, tensor {name}");
                 let entry = checked_entry(&tensor, &dtype, &shape, start..end, data_start, file_size)?;

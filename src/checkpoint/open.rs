@@ -113,6 +113,14 @@ impl Checkpoint {
         self.files.iter()
     }
 
+    /// The file of this number.
+    pub fn file(&self, number: usize) -> Result<&BlockFile> {
+        self.files.get(number).ok_or_else(|| {
+            Error::new(Code::Internal, format!("read the weights of {}", self.name))
+                .got(format!("no file {number}"))
+        })
+    }
+
     /// All tensor names, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
@@ -132,13 +140,6 @@ impl Checkpoint {
         })
     }
 
-    /// The tensors of these names in the order in which they lie in the files, for reading in one sweep.
-    pub fn in_file_order<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<Vec<&TensorInfo>> {
-        let mut tensors = names.into_iter().map(|name| self.tensor(name)).collect::<Result<Vec<_>>>()?;
-        tensors.sort_by_key(|tensor| (tensor.file, tensor.bytes.start));
-        Ok(tensors)
-    }
-
     /// The bytes of rows `rows` of a tensor, elements in little-endian order of bytes.
     ///
     /// Fails with `MissingTensor`, with `InvalidArgument` if the rows are not all there, and with what
@@ -155,10 +156,7 @@ impl Checkpoint {
         let row_bytes = tensor.row_bytes()?;
         let start = tensor.bytes.start + rows.start as u64 * row_bytes;
         let end = tensor.bytes.start + rows.end as u64 * row_bytes;
-        let file = self.files.get(tensor.file).ok_or_else(|| {
-            Error::new(Code::Internal, format!("read tensor {name}")).got(format!("no file {}", tensor.file))
-        })?;
-        file.read(start..end).await
+        self.file(tensor.file)?.read(start..end).await
     }
 
     /// All bytes of a tensor that is known to be small, such as the weight of a norm.

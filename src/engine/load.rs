@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::Value as Json;
 
 use super::progress::{LoadObserver, Progress};
-use super::session::Session;
+use super::session::Conversation;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Code, Error, Result};
 use crate::fetch::Repo;
@@ -16,7 +16,7 @@ use crate::gpu::Gpu;
 use crate::models::{self, TextModel};
 use crate::nn::{Loader, WeightDtype};
 use crate::plan::Plan;
-use crate::text::{ChatTemplate, Tokenizer};
+use crate::text::{ChatTemplate, OutputFormat, Tokenizer};
 
 /// Bounds of the small files, in bytes. The largest known tokenizer.json has 33 MB.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
@@ -47,9 +47,10 @@ pub struct Model {
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) template: Option<ChatTemplate>,
     pub(super) stop_ids: BTreeSet<u32>,
-    pub(super) session: RefCell<Session>,
+    pub(super) output: Arc<OutputFormat>,
+    /// The conversation of [`Model::generate`].
+    pub(super) conversation: Rc<RefCell<Conversation>>,
     model_type: String,
-    context: u32,
 }
 
 impl Model {
@@ -69,8 +70,10 @@ impl Model {
         progress.begin(checkpoint.files().map(|file| (file.name(), file.size())));
         let mut loader = Loader::new(gpu, &checkpoint, options.dtype);
         let text = models::declare(&config, &mut loader)?;
-        let context = context(options.context, text.dimensions().max_position_embeddings)?;
-        let session = Session::new(gpu, text.as_ref(), context)?;
+        let largest = text.dimensions().max_position_embeddings;
+        let context =
+            check_context("load the model", options.context, DEFAULT_CONTEXT.min(largest), largest)?;
+        let conversation = Conversation::new(gpu, text.as_ref(), context)?;
 
         let tokenizer = repo.read_all("tokenizer.json", MAX_TOKENIZER_BYTES).await?;
         let tokenizer = Tokenizer::from_json(&tokenizer.ok_or_else(|| missing(repo, "tokenizer.json"))?)?;
@@ -79,15 +82,18 @@ impl Model {
 
         loader.run(&|| progress.check()).await?;
         progress.finish();
+        let output = OutputFormat::of(&tokenizer, template.as_ref());
+        let mut stop_ids = stop_ids(generation.as_ref().and_then(|json| json.get("eos_token_id")), &config);
+        stop_ids.extend(output.response_id());
         let model = Rc::new(Self {
             gpu: gpu.clone(),
             text,
             tokenizer: Arc::new(tokenizer),
             template,
-            stop_ids: stop_ids(generation.as_ref().and_then(|json| json.get("eos_token_id")), &config),
-            session: RefCell::new(session),
+            stop_ids,
+            output: Arc::new(output),
+            conversation: Rc::new(RefCell::new(conversation)),
             model_type: config.get("model_type").and_then(Json::as_str).unwrap_or_default().to_owned(),
-            context,
         });
         // Compiled now, so that the first token does not wait for it.
         model.decode_plan()?;
@@ -101,7 +107,7 @@ impl Model {
 
     /// Positions that a conversation may have.
     pub fn context(&self) -> u32 {
-        self.context
+        self.conversation.borrow().context()
     }
 
     /// Entries of the vocabulary.
@@ -121,7 +127,7 @@ impl Model {
 
     /// The plan of one greedy decode step.
     pub fn decode_plan(&self) -> Result<Rc<Plan>> {
-        self.session.borrow_mut().decode_plan(self.text.as_ref())
+        self.conversation.borrow_mut().decode_plan(self.text.as_ref())
     }
 }
 
@@ -138,11 +144,12 @@ async fn json(repo: &Repo, file: &str) -> Result<Option<Json>> {
     parsed.map(Some).map_err(|error| Error::new(Code::Config, format!("read {file}")).because(error))
 }
 
-fn context(wished: Option<u32>, largest: u32) -> Result<u32> {
+/// `wished`, if the model was made for it, or `default`.
+pub(super) fn check_context(asked: &str, wished: Option<u32>, default: u32, largest: u32) -> Result<u32> {
     match wished {
-        None => Ok(DEFAULT_CONTEXT.min(largest)),
+        None => Ok(default),
         Some(context) if (1..=largest).contains(&context) => Ok(context),
-        Some(context) => Err(Error::new(Code::InvalidArgument, "load the model")
+        Some(context) => Err(Error::new(Code::InvalidArgument, asked)
             .expected(format!("a context of 1 to {largest} positions, as the model was made for"))
             .got(context.to_string())),
     }

@@ -86,6 +86,7 @@ impl Progress {
             FetchEvent::StoreFailed { file, error } => {
                 self.observer.event(LoadEvent::Uncached { file, error });
             }
+            FetchEvent::Retry { .. } => {}
         }))
     }
 

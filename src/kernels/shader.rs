@@ -12,6 +12,7 @@ use std::fmt::Write;
 /// The shared pieces, by the name under which templates import them.
 const LIBRARY: &[(&str, &str)] = &[
     ("lib/activation.wgsl", include_str!("../../shaders/lib/activation.wgsl")),
+    ("lib/chunk.wgsl", include_str!("../../shaders/lib/chunk.wgsl")),
     ("lib/combine.wgsl", include_str!("../../shaders/lib/combine.wgsl")),
     ("lib/kv_cache.wgsl", include_str!("../../shaders/lib/kv_cache.wgsl")),
     ("lib/norm.wgsl", include_str!("../../shaders/lib/norm.wgsl")),

@@ -3,8 +3,8 @@
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-use super::config::{self, RopeParameters, Sizes, require};
-use super::{Dimensions, State, TextModel, blocks};
+use super::config::{self, LayerType, Names, RopeByLayer, RopeParameters, Sizes, require};
+use super::{Dimensions, Rows, State, TextModel, blocks};
 use crate::error::Result;
 use crate::kernels::{Activation, NormKernel};
 use crate::nn::{Attention, CacheSpec, Embedding, GatedMlp, KeyValues, Linear, Loader, Residual, RmsNorm};
@@ -39,21 +39,6 @@ struct Gemma3Config {
     #[serde(default)]
     attention_bias: bool,
     use_bidirectional_attention: Option<bool>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum LayerType {
-    SlidingAttention,
-    FullAttention,
-}
-
-#[derive(Clone, Default, Deserialize)]
-struct RopeByLayer {
-    #[serde(default)]
-    full_attention: RopeParameters,
-    #[serde(default)]
-    sliding_attention: RopeParameters,
 }
 
 fn default_head_dim() -> u32 {
@@ -157,7 +142,7 @@ impl Layer {
             post_attention_layernorm: norm("post_attention_layernorm")?,
             pre_feedforward_layernorm: norm("pre_feedforward_layernorm")?,
             post_feedforward_layernorm: norm("post_feedforward_layernorm")?,
-            qkv_proj: blocks::qkv_proj(sizes, name, loader)?,
+            qkv_proj: blocks::qkv_proj(sizes, KeyValues::Projected, name, loader)?,
             attention: Attention {
                 heads: sizes.num_attention_heads,
                 kv_heads: sizes.num_key_value_heads,
@@ -191,12 +176,12 @@ impl Gemma3 {
     pub fn declare(config: &Json, loader: &mut Loader<'_>) -> Result<Self> {
         let config: Gemma3Config = config::parse(config)?;
         let sizes = config.sizes()?;
-        let prefix = config::prefix(loader);
-        let weight = blocks::vocabulary(&sizes, format!("{prefix}embed_tokens.weight"), loader)?;
+        let Names { body, .. } = config::names(loader);
+        let weight = blocks::vocabulary(&sizes, format!("{body}embed_tokens.weight"), loader)?;
         let types = config.layer_types()?;
         let layers = (0..)
             .zip(&types)
-            .map(|(i, &kind)| Layer::declare(&config, &sizes, kind, &format!("{prefix}layers.{i}"), loader))
+            .map(|(i, &kind)| Layer::declare(&config, &sizes, kind, &format!("{body}layers.{i}"), loader))
             .collect::<Result<_>>()?;
         let kernel = NormKernel { eps: config.rms_norm_eps, unit_offset: true };
         let (width, format) = (sizes.kv_columns(), loader.cache_format());
@@ -207,10 +192,11 @@ impl Gemma3 {
                 max_position_embeddings: config.max_position_embeddings,
                 caches: types.iter().map(cache).collect(),
                 ropes: config.ropes()?.to_vec(),
+                row_table: None,
             },
             embed_tokens: Embedding { weight: weight.clone(), scale: (sizes.hidden_size as f32).sqrt() },
             layers,
-            norm: loader.norm(format!("{prefix}norm.weight"), sizes.hidden_size, kernel)?,
+            norm: loader.norm(format!("{body}norm.weight"), sizes.hidden_size, kernel)?,
             lm_head: Linear::new(weight),
             final_logit_softcapping: config.final_logit_softcapping,
         })
@@ -222,7 +208,7 @@ impl TextModel for Gemma3 {
         &self.dimensions
     }
 
-    fn forward(&self, plan: &mut PlanBuilder, state: &State) -> Residual {
+    fn forward(&self, plan: &mut PlanBuilder, state: &State, _wanted: Rows) -> Residual {
         let mut residual = Residual::new(self.embed_tokens.forward(plan, &state.inputs));
         for (layer, cache) in self.layers.iter().zip(&state.caches) {
             let rope = &state.ropes[usize::from(layer.layer_type == LayerType::FullAttention)];

@@ -3,8 +3,8 @@
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-use super::config::{self, RopeParameters, Sizes, require};
-use super::{Dimensions, State, TextModel, blocks};
+use super::config::{self, Names, RopeParameters, Sizes, require};
+use super::{Dimensions, Rows, State, TextModel, blocks};
 use crate::error::Result;
 use crate::kernels::{Activation, NormKernel};
 use crate::nn::{Attention, CacheSpec, Embedding, GatedMlp, KeyValues, Linear, Loader, Residual, RmsNorm};
@@ -86,7 +86,7 @@ impl Layer {
         let tensor = |part: &str| format!("{name}.{part}.weight");
         Ok(Self {
             input_layernorm: loader.norm(tensor("input_layernorm"), hidden, norm)?,
-            qkv_proj: blocks::qkv_proj(sizes, name, loader)?,
+            qkv_proj: blocks::qkv_proj(sizes, KeyValues::Projected, name, loader)?,
             attention: Attention {
                 heads: sizes.num_attention_heads,
                 kv_heads: sizes.num_key_value_heads,
@@ -124,16 +124,16 @@ impl Llama {
         let parameters = config.rope_parameters.as_ref().or(config.rope_scaling.as_ref()).cloned();
         let rope =
             parameters.unwrap_or_default().rope(config.rope_theta.unwrap_or(10_000.0), sizes.head_dim)?;
-        let prefix = config::prefix(loader);
-        let table = blocks::vocabulary(&sizes, format!("{prefix}embed_tokens.weight"), loader)?;
+        let Names { body, lm_head } = config::names(loader);
+        let table = blocks::vocabulary(&sizes, format!("{body}embed_tokens.weight"), loader)?;
         let embed_tokens = Embedding { weight: table, scale: 1.0 };
         let layers = (0..sizes.num_hidden_layers)
-            .map(|i| Layer::declare(&config, &sizes, norm, &format!("{prefix}layers.{i}"), loader))
+            .map(|i| Layer::declare(&config, &sizes, norm, &format!("{body}layers.{i}"), loader))
             .collect::<Result<_>>()?;
         let lm_head = if config.tie_word_embeddings {
             embed_tokens.weight.clone()
         } else {
-            blocks::vocabulary(&sizes, "lm_head.weight".to_owned(), loader)?
+            blocks::vocabulary(&sizes, lm_head.to_owned(), loader)?
         };
         let cache = CacheSpec {
             width: sizes.kv_columns(),
@@ -146,10 +146,11 @@ impl Llama {
                 max_position_embeddings: config.max_position_embeddings,
                 caches: vec![cache; sizes.num_hidden_layers as usize],
                 ropes: vec![rope],
+                row_table: None,
             },
             embed_tokens,
             layers,
-            norm: loader.norm(format!("{prefix}norm.weight"), sizes.hidden_size, norm)?,
+            norm: loader.norm(format!("{body}norm.weight"), sizes.hidden_size, norm)?,
             lm_head: Linear::new(lm_head),
         })
     }
@@ -160,7 +161,7 @@ impl TextModel for Llama {
         &self.dimensions
     }
 
-    fn forward(&self, plan: &mut PlanBuilder, state: &State) -> Residual {
+    fn forward(&self, plan: &mut PlanBuilder, state: &State, _wanted: Rows) -> Residual {
         let mut residual = Residual::new(self.embed_tokens.forward(plan, &state.inputs));
         for (layer, cache) in self.layers.iter().zip(&state.caches) {
             let qkv = layer.qkv_proj.forward_norm(plan, &mut residual, &layer.input_layernorm);

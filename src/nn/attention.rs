@@ -99,7 +99,7 @@ impl Attention {
         rope: &RopeTable,
         cache: &KvCache,
     ) -> Source {
-        if plan.fuses() {
+        if plan.fuses(projected.rows) {
             return self.decode(plan, inputs, projected, rope, cache);
         }
         let q = self.rope_append(plan, inputs, projected, rope, cache);

@@ -2,12 +2,19 @@
 //!
 //! Models declare their weights first: names and shapes are checked and buffers allocated from the headers
 //! alone. Then [`Loader::run`] reads the tensors in the order of the files, a few rows at a time, packs them
-//! and writes them to their places, so that no tensor is ever whole in memory.
+//! and writes them to their places, so that no tensor is ever whole in memory, and none is read twice.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::rc::Rc;
 
+use half::{bf16, f16};
+
 use super::{RmsNorm, Weight};
-use crate::checkpoint::{Checkpoint, Dtype, RowEncoder, TensorInfo, WeightFormat, to_f32};
+use crate::checkpoint::{
+    Checkpoint, Dtype, EncodedRows, RowEncoder, RowLayout, StoredRows, TensorInfo, WeightFormat, to_f32,
+};
 use crate::error::{Code, Error, Result};
 use crate::gpu::{Buffer, Gpu, Usage};
 use crate::kernels::{CacheFormat, Gemv, NormKernel};
@@ -51,36 +58,79 @@ impl WeightDtype {
         }
     }
 
-    /// The format for a matrix that the checkpoint stores as `stored`, in rows of `columns`: the one asked
-    /// for, or where rows do not divide into its groups the nearest that holds them.
-    fn format(self, stored: Dtype, columns: u32, precision: Precision) -> WeightFormat {
-        let as_stored = match stored {
-            Dtype::F16 => WeightFormat::F16,
-            Dtype::BF16 => WeightFormat::Bf16,
-            _ => WeightFormat::F32,
-        };
+    /// The format for a matrix of rows of `columns` that `kept` would keep as it is stored: the one asked
+    /// for, or where rows do not divide into its groups the nearest that holds them. What is quantised to no
+    /// more bits than asked for is kept, as quantising it anew could only lose.
+    fn format(self, kept: WeightFormat, columns: u32, precision: Precision) -> WeightFormat {
         let affine = |bits, group_size| WeightFormat::Affine { bits, group_size };
         let wishes: &[WeightFormat] = match self {
-            WeightDtype::Auto => &[as_stored],
+            WeightDtype::Auto => &[kept],
             WeightDtype::F32 => &[WeightFormat::F32],
             WeightDtype::F16 => &[WeightFormat::F16],
-            WeightDtype::Q4 if precision == Precision::Normal => &[affine(4, 32), as_stored],
-            WeightDtype::Q8 | WeightDtype::Q4 => &[affine(8, 64), affine(8, 32), as_stored],
+            WeightDtype::Q4 if precision == Precision::Normal => &[affine(4, 32), kept],
+            WeightDtype::Q8 | WeightDtype::Q4 => &[affine(8, 64), affine(8, 32), kept],
         };
         let fits = |format: &&WeightFormat| columns.is_multiple_of(Gemv::column_multiple(**format));
-        wishes.iter().find(fits).copied().unwrap_or(WeightFormat::F32)
+        let wished = wishes.iter().find(fits).copied().unwrap_or(WeightFormat::F32);
+        match (kept, wished) {
+            (WeightFormat::Affine { bits, .. }, WeightFormat::Affine { bits: wished, .. })
+                if bits <= wished =>
+            {
+                kept
+            }
+            _ => wished,
+        }
     }
 }
 
-/// Where rows of a tensor go.
-enum Target {
-    Matrix { encoder: RowEncoder, weight: Rc<Weight>, part: u32, first_row: u32 },
-    Vector(Rc<Buffer>),
+/// The format that keeps two matrices which are to be one.
+fn common(a: WeightFormat, b: WeightFormat) -> WeightFormat {
+    match (a, b) {
+        (a, b) if a == b => a,
+        // Codes keep their values in wider fields, and a group may be cut into smaller ones.
+        (
+            WeightFormat::Affine { bits: bits_a, group_size: group_a },
+            WeightFormat::Affine { bits: bits_b, group_size: group_b },
+        ) => WeightFormat::Affine { bits: bits_a.max(bits_b), group_size: group_a.min(group_b) },
+        _ => WeightFormat::F32,
+    }
 }
 
-struct Fill {
-    tensor: String,
-    target: Target,
+/// Rows of a weight that are filled from the rows of one stored matrix.
+struct Rows {
+    layout: RowLayout,
+    encoder: RowEncoder,
+    weight: Rc<Weight>,
+    part: u32,
+    first_row: u32,
+    /// Scales or biases, whichever comes first in the file, wait here for the others: two bytes for each group.
+    halves: RefCell<Vec<f16>>,
+}
+
+/// What is read in one go along a file, and where it goes.
+enum Source {
+    /// Every plane of the rows.
+    Rows(Rc<Rows>),
+    /// The codes alone.
+    Codes(Rc<Rows>),
+    /// Scales (plane 1) or biases (plane 2) alone.
+    Halves(Rc<Rows>, usize),
+    /// A norm's weight or another vector, and the byte of the buffer where it begins.
+    Vector(TensorInfo, Rc<Buffer>, u64),
+}
+
+impl Source {
+    /// Where it begins: the number of the file and the place in it.
+    fn position(&self) -> (usize, u64) {
+        let of_plane = |rows: &Rows, plane: usize| {
+            rows.layout.planes.get(plane).map_or((0, 0), |plane| (plane.file, plane.start))
+        };
+        match self {
+            Source::Rows(rows) | Source::Codes(rows) => of_plane(rows, 0),
+            Source::Halves(rows, plane) => of_plane(rows, *plane),
+            Source::Vector(tensor, ..) => (tensor.file, tensor.bytes.start),
+        }
+    }
 }
 
 /// Declares a model's weights, then fills them.
@@ -88,16 +138,23 @@ pub struct Loader<'a> {
     gpu: &'a Gpu,
     checkpoint: &'a Checkpoint,
     dtype: WeightDtype,
-    fills: Vec<Fill>,
+    sources: Vec<Source>,
+    /// Names that were declared.
+    claimed: BTreeSet<String>,
+    /// Those of them that the checkpoint lacks.
+    missing: Vec<String>,
 }
 
 /// Bytes of a tensor that are read, packed and written at a time.
 const CHUNK_BYTES: u64 = 4 << 20;
 
+/// How many names an error for missing tensors lists.
+const NAMES_LISTED: usize = 8;
+
 impl<'a> Loader<'a> {
     /// A loader that stores matrices as `dtype` says.
     pub fn new(gpu: &'a Gpu, checkpoint: &'a Checkpoint, dtype: WeightDtype) -> Self {
-        Self { gpu, checkpoint, dtype, fills: Vec::new() }
+        Self { gpu, checkpoint, dtype, sources: Vec::new(), claimed: BTreeSet::new(), missing: Vec::new() }
     }
 
     /// How keys and values are stored beside these weights: exactly beside exact ones, else as halves, which
@@ -122,7 +179,7 @@ impl<'a> Loader<'a> {
         let mut first_row = 0;
         let places = tensors.iter().map(|(name, rows)| {
             first_row += rows;
-            (name.as_str(), *rows, 0, first_row - rows)
+            (name.as_str(), vec![*rows, columns], 0, first_row - rows)
         });
         self.matrix(&places.collect::<Vec<_>>(), [1, rows, columns], precision)
     }
@@ -135,85 +192,223 @@ impl<'a> Loader<'a> {
         columns: u32,
         precision: Precision,
     ) -> Result<Rc<Weight>> {
-        let places: Vec<_> = (0..).zip(names).map(|(part, name)| (name.as_str(), rows, part, 0)).collect();
+        let places = (0..).zip(names).map(|(part, name)| (name.as_str(), vec![rows, columns], part, 0));
+        let places: Vec<_> = places.collect();
         self.matrix(&places, [names.len() as u32, rows, columns], precision)
     }
 
-    /// `places` are (name, rows, part, first row in the part).
+    /// The matrices of several experts, a tensor `[experts, rows, columns]`, below each other.
+    pub fn experts(&mut self, name: &str, [experts, rows, columns]: [u32; 3]) -> Result<Rc<Weight>> {
+        let place = (name, vec![experts, rows, columns], 0, 0);
+        self.matrix(&[place], [1, experts * rows, columns], Precision::Normal)
+    }
+
+    /// A table `[rows, columns]` that is not put on the GPU: where its rows lie, for a [`super::RowTable`].
+    pub fn table(&mut self, name: &str, rows: u32, columns: u32) -> Result<RowLayout> {
+        self.layout(name, &[rows, columns])
+    }
+
+    /// `value` as the type holds it in which the numbers of the matrix `name` are stored.
+    pub fn rounded(&self, name: &str, value: f32) -> f32 {
+        let scales =
+            name.strip_suffix(".weight").and_then(|base| self.checkpoint.find(&format!("{base}.scales")));
+        match scales.or(self.checkpoint.find(name)).map(|tensor| tensor.dtype) {
+            Some(Dtype::F16) => f16::from_f32(value).to_f32(),
+            Some(Dtype::BF16) => bf16::from_f32(value).to_f32(),
+            _ => value,
+        }
+    }
+
+    /// `places` are (name, shape, part, first row in the part).
     fn matrix(
         &mut self,
-        places: &[(&str, u32, u32, u32)],
+        places: &[(&str, Vec<u32>, u32, u32)],
         [parts, rows, columns]: [u32; 3],
         precision: Precision,
     ) -> Result<Rc<Weight>> {
-        let infos: Vec<&TensorInfo> = places
-            .iter()
-            .map(|(name, rows, ..)| self.tensor(name, &[*rows as usize, columns as usize]))
-            .collect::<Result<_>>()?;
-        let format = self.dtype.format(infos[0].dtype, columns, precision);
+        let layouts: Vec<RowLayout> =
+            places.iter().map(|(name, shape, ..)| self.layout(name, shape)).collect::<Result<_>>()?;
+        let formats = layouts.iter().map(|layout| layout.stored.encoding.format());
+        let kept = formats.reduce(common).unwrap_or(WeightFormat::F32);
+        let format = self.dtype.format(kept, columns, precision);
         let weight = Rc::new(Weight::new(self.gpu, places[0].0, format, parts, rows, columns)?);
-        for (info, &(name, _, part, first_row)) in infos.iter().zip(places) {
-            let encoder = RowEncoder::new(name, info.dtype, columns as usize, format)?;
-            let target = Target::Matrix { encoder, weight: weight.clone(), part, first_row };
-            self.fills.push(Fill { tensor: name.to_owned(), target });
+        for (layout, &(_, _, part, first_row)) in layouts.into_iter().zip(places) {
+            let encoder = RowEncoder::new(layout.stored.clone(), format)?;
+            let halves = RefCell::default();
+            let rows = Rc::new(Rows { layout, encoder, weight: weight.clone(), part, first_row, halves });
+            if rows.encoder.repacks() {
+                let halves = [1, 2].map(|plane| Source::Halves(rows.clone(), plane));
+                self.sources.extend(halves.into_iter().chain([Source::Codes(rows)]));
+            } else {
+                self.sources.push(Source::Rows(rows));
+            }
         }
         Ok(weight)
     }
 
     /// An RMSNorm whose weight has `columns` elements.
     pub fn norm(&mut self, name: String, columns: u32, kernel: NormKernel) -> Result<RmsNorm> {
-        let info = self.tensor(&name, &[columns as usize])?;
-        // Checked here, before anything is downloaded.
-        to_f32(&name, info.dtype, &[])?;
-        let weight = Rc::new(self.gpu.buffer(&name, u64::from(columns) * 4, Usage::Weights)?);
-        self.fills.push(Fill { tensor: name, target: Target::Vector(weight.clone()) });
-        Ok(RmsNorm { kernel, weight })
+        let weight = self.vector(&name, columns)?;
+        Ok(RmsNorm { kernel, weight, scales_residual: false })
     }
 
-    fn tensor(&self, name: &str, shape: &[usize]) -> Result<&'a TensorInfo> {
-        let info = self.checkpoint.tensor(name)?;
-        if info.shape == shape {
-            return Ok(info);
+    /// An RMSNorm of a residual's update, after which the residual is multiplied by the tensor `factor [1]`.
+    pub fn scaled_norm(
+        &mut self,
+        name: String,
+        factor: &str,
+        columns: u32,
+        kernel: NormKernel,
+    ) -> Result<RmsNorm> {
+        let bytes = u64::from(columns) * 4;
+        // The factor is followed by three elements that nobody reads: kernels read four at a time.
+        let weight = Rc::new(self.gpu.buffer(&name, bytes + 16, Usage::Weights)?);
+        self.vector_into(&name, columns, &weight, 0)?;
+        self.vector_into(factor, 1, &weight, bytes)?;
+        Ok(RmsNorm { kernel, weight, scales_residual: true })
+    }
+
+    /// A vector of `columns` elements, in f32.
+    pub fn vector(&mut self, name: &str, columns: u32) -> Result<Rc<Buffer>> {
+        let buffer = Rc::new(self.gpu.buffer(name, u64::from(columns) * 4, Usage::Weights)?);
+        self.vector_into(name, columns, &buffer, 0)?;
+        Ok(buffer)
+    }
+
+    /// A vector of `columns` elements to `buffer`, from byte `offset` on.
+    fn vector_into(&mut self, name: &str, columns: u32, buffer: &Rc<Buffer>, offset: u64) -> Result<()> {
+        if self.claim(name) {
+            let tensor = self.checkpoint.vector(name, columns as usize)?;
+            self.sources.push(Source::Vector(tensor.clone(), buffer.clone(), offset));
         }
-        Err(Error::new(Code::Checkpoint, format!("use the tensor {name}"))
-            .expected(format!("shape {shape:?}, as config.json implies"))
-            .got(format!("{:?}", info.shape))
-            .remedy("See that config.json and the weights are of the same model."))
+        Ok(())
+    }
+
+    /// How the matrix is stored. What is missing has a layout too, without planes, so that the declaration goes
+    /// on and [`Loader::complete`] can name everything that is missing.
+    fn layout(&mut self, name: &str, shape: &[u32]) -> Result<RowLayout> {
+        let shape: Vec<usize> = shape.iter().map(|&size| size as usize).collect();
+        if self.claim(name) {
+            return self.checkpoint.row_layout(name, &shape);
+        }
+        let stored = StoredRows::floats(name, Dtype::F32, shape.last().copied().unwrap_or(1));
+        Ok(RowLayout { stored, rows: 0, planes: Vec::new() })
+    }
+
+    /// Notes that a tensor was declared, and whether it is there.
+    fn claim(&mut self, name: &str) -> bool {
+        self.claimed.insert(name.to_owned());
+        let is_there = self.has(name);
+        if !is_there {
+            self.missing.push(name.to_owned());
+        }
+        is_there
+    }
+
+    /// Fails with [`Code::MissingTensor`] if tensors that were declared are not in the checkpoint.
+    pub fn complete(&self) -> Result<()> {
+        let Some(first) = self.missing.first() else { return Ok(()) };
+        let Err(error) = self.checkpoint.tensor(first) else { return Ok(()) };
+        if self.missing.len() == 1 {
+            return Err(error);
+        }
+        let listed =
+            self.missing.iter().take(NAMES_LISTED).map(String::as_str).collect::<Vec<_>>().join(", ");
+        let others = self.missing.len().saturating_sub(NAMES_LISTED);
+        let others = if others > 0 { format!(" and {others} more") } else { String::new() };
+        Err(Error::new(Code::MissingTensor, format!("find {} tensors", self.missing.len()))
+            .expected(format!("{listed}{others}"))
+            .because(error))
+    }
+
+    /// Names of tensors that begin with `prefix` and were not declared, scales and biases of what was declared
+    /// aside.
+    pub fn unclaimed(&self, prefix: &str) -> Vec<&'a str> {
+        let is_claimed = |name: &str| {
+            let stem = name.strip_suffix(".scales").or(name.strip_suffix(".biases"));
+            self.claimed.contains(name)
+                || stem.is_some_and(|stem| self.claimed.contains(&format!("{stem}.weight")))
+        };
+        self.checkpoint.names().filter(|name| name.starts_with(prefix) && !is_claimed(name)).collect()
     }
 
     /// Reads, packs and writes everything that was declared. `check` is asked before each piece, and its
     /// error ends the loading.
-    pub async fn run(self, check: &dyn Fn() -> Result<()>) -> Result<()> {
-        let names = self.fills.iter().map(|fill| fill.tensor.as_str());
-        for info in self.checkpoint.in_file_order(names)? {
-            // Tied weights are one fill; a tensor with several fills is read for each.
-            for fill in self.fills.iter().filter(|fill| fill.tensor == info.name) {
-                self.fill(info, &fill.target, check).await?;
-            }
-        }
-        self.gpu.check()
-    }
-
-    async fn fill(&self, info: &TensorInfo, target: &Target, check: &dyn Fn() -> Result<()>) -> Result<()> {
-        check()?;
-        let (encoder, weight, part, first_row) = match target {
-            Target::Vector(buffer) => {
-                let bytes = self.checkpoint.read(&info.name).await?;
-                let values = to_f32(&info.name, info.dtype, &bytes)?;
-                self.gpu.write(buffer, 0, bytemuck::cast_slice(&values));
-                return Ok(());
-            }
-            Target::Matrix { encoder, weight, part, first_row } => (encoder, weight, *part, *first_row),
-        };
-        let row_bytes = ((info.bytes.end - info.bytes.start) / info.rows().max(1) as u64).max(1);
-        let chunk = usize::try_from(CHUNK_BYTES / row_bytes).unwrap_or(1).max(1);
-        for begin in (0..info.rows()).step_by(chunk) {
+    pub async fn run(mut self, check: &dyn Fn() -> Result<()>) -> Result<()> {
+        self.complete()?;
+        self.sources.sort_by_key(Source::position);
+        for source in &self.sources {
             check()?;
-            let rows = begin..info.rows().min(begin + chunk);
-            let bytes = self.checkpoint.read_rows(&info.name, rows).await?;
-            let encoded = encoder.encode(&bytes)?;
-            weight.write(self.gpu, part, first_row + begin as u32, &encoded.codes, &encoded.scales);
+            match source {
+                Source::Vector(tensor, buffer, offset) => {
+                    let bytes = self.checkpoint.read(&tensor.name).await?;
+                    let values = to_f32(&tensor.name, tensor.dtype, &bytes)?;
+                    self.gpu.write(buffer, *offset, bytemuck::cast_slice(&values));
+                }
+                Source::Rows(rows) => self.rows(rows, check).await?,
+                Source::Codes(rows) => self.codes(rows, check).await?,
+                Source::Halves(rows, plane) => self.halves(rows, *plane, check).await?,
+            }
+            // What the device cannot hold shows here, before the rest is downloaded for nothing.
+            self.gpu.check()?;
         }
         Ok(())
+    }
+
+    async fn rows(&self, rows: &Rows, check: &dyn Fn() -> Result<()>) -> Result<()> {
+        for range in rows.chunks(0) {
+            check()?;
+            let planes = self.checkpoint.read_planes(&rows.layout, range.clone()).await?;
+            let planes: Vec<&[u8]> = planes.iter().map(Vec::as_slice).collect();
+            rows.write(self.gpu, range, &rows.encoder.encode(&planes)?);
+        }
+        Ok(())
+    }
+
+    async fn codes(&self, rows: &Rows, check: &dyn Fn() -> Result<()>) -> Result<()> {
+        for range in rows.chunks(0) {
+            check()?;
+            let bytes = self.checkpoint.read_plane(&rows.layout, 0, range.clone()).await?;
+            let codes = rows.encoder.repack_codes(bytes);
+            rows.write(self.gpu, range, &EncodedRows { codes, scales: Vec::new() });
+        }
+        Ok(())
+    }
+
+    /// Scales and biases share a word on the GPU: those that come first wait for the others.
+    async fn halves(&self, rows: &Rows, plane: usize, check: &dyn Fn() -> Result<()>) -> Result<()> {
+        let waiting = rows.halves.take();
+        let mut kept = Vec::new();
+        for range in rows.chunks(plane) {
+            check()?;
+            let bytes = self.checkpoint.read_plane(&rows.layout, plane, range.clone()).await?;
+            let halves = rows.encoder.halves(&bytes)?;
+            let groups = halves.len() / range.len().max(1);
+            match waiting.get(range.start * groups..range.end * groups) {
+                Some(others) if !waiting.is_empty() => {
+                    let [scales, biases] = if plane == 1 { [&halves, others] } else { [others, &halves] };
+                    let scales = rows.encoder.interleave(scales, biases);
+                    rows.write(self.gpu, range, &EncodedRows { codes: Vec::new(), scales });
+                }
+                _ => kept.extend(halves),
+            }
+        }
+        rows.halves.replace(kept);
+        Ok(())
+    }
+}
+
+impl Rows {
+    /// Ranges of rows whose bytes in `plane` are read at a time.
+    fn chunks(&self, plane: usize) -> impl Iterator<Item = Range<usize>> {
+        let row_bytes = self.layout.planes.get(plane).map_or(1, |plane| plane.row_bytes.max(1));
+        let chunk = usize::try_from(CHUNK_BYTES / row_bytes).unwrap_or(1).max(1);
+        let rows = self.layout.rows;
+        (0..rows).step_by(chunk).map(move |begin| begin..rows.min(begin + chunk))
+    }
+
+    fn write(&self, gpu: &Gpu, rows: Range<usize>, encoded: &EncodedRows) {
+        let [begin, end] = [rows.start, rows.end].map(|row| self.first_row + row as u32);
+        self.weight.write(gpu, self.part, begin..end, encoded);
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use crate::checkpoint::WeightFormat;
+use crate::checkpoint::{EncodedRows, WeightFormat};
 use crate::error::{Code, Error, Result};
 use crate::gpu::{Buffer, Gpu, Usage};
 use crate::kernels::Gemv;
@@ -91,23 +91,25 @@ impl Weight {
         self.parts
     }
 
-    /// Writes packed `codes` and `scales` of rows `first_row…` of `part`.
-    pub(super) fn write(&self, gpu: &Gpu, part: u32, first_row: u32, codes: &[u8], scales: &[u8]) {
-        let code_bytes = self.format.code_bytes(self.columns as usize);
-        let scale_bytes = self.format.scale_bytes(self.columns as usize);
-        let end = first_row + (codes.len() / code_bytes) as u32;
+    /// Writes packed `rows` of `part`; codes or scales may be missing, to be written apart.
+    pub(super) fn write(&self, gpu: &Gpu, part: u32, rows: Range<u32>, packed: &EncodedRows) {
         for shard in &self.shards {
-            let begin = first_row.max(shard.rows.start);
-            let end = end.min(shard.rows.end);
+            let begin = rows.start.max(shard.rows.start);
+            let end = rows.end.min(shard.rows.end);
             if begin >= end {
                 continue;
             }
-            let slice =
-                |bytes: usize| (begin - first_row) as usize * bytes..(end - first_row) as usize * bytes;
-            let row = u64::from(shard.row_of(part, begin));
-            gpu.write(&shard.codes, row * code_bytes as u64, &codes[slice(code_bytes)]);
-            if let Some(buffer) = &shard.scales {
-                gpu.write(buffer, row * scale_bytes as u64, &scales[slice(scale_bytes)]);
+            let row = shard.row_of(part, begin);
+            let write = |buffer: &Buffer, bytes: &[u8], row_bytes: usize| {
+                let within =
+                    (begin - rows.start) as usize * row_bytes..(end - rows.start) as usize * row_bytes;
+                if let Some(bytes) = bytes.get(within) {
+                    gpu.write(buffer, u64::from(row) * row_bytes as u64, bytes);
+                }
+            };
+            write(&shard.codes, &packed.codes, self.format.code_bytes(self.columns as usize));
+            if let Some(scales) = &shard.scales {
+                write(scales, &packed.scales, self.format.scale_bytes(self.columns as usize));
             }
         }
     }
