@@ -119,10 +119,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   var highest = vec4<f32>(LOWEST);
   var weight_sum = vec4<f32>(0.0);
   // Sums of this invocation's column of the values, one for each head.
-  var sums_0 = vec4<f32>(0.0);
-  var sums_1 = vec4<f32>(0.0);
-  var sums_2 = vec4<f32>(0.0);
-  var sums_3 = vec4<f32>(0.0);
+  var sums = array<vec4<f32>, 4>();
 #ifdef APPEND
   if (split + 1u == used) {
     let k_source = (HEADS + kv_head) * HEAD_DIM;
@@ -139,10 +136,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
       }
       score = products(thread, unpack_cached(k));
       weight_sum = vec4<f32>(1.0);
-      sums_0 = unpack_cached(v);
-      sums_1 = sums_0;
-      sums_2 = sums_0;
-      sums_3 = sums_0;
+      for (var n = 0u; n < 4u; n++) { sums[n] = unpack_cached(v); }
     }
     highest = team_sum(score, thread, WORKGROUP);
   }
@@ -163,28 +157,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let k_1 = cached_at(tile_begin + min(n + 1u, count - 1u), kv_head);
     let k_2 = cached_at(tile_begin + min(n + 2u, count - 1u), kv_head);
     let k_3 = cached_at(tile_begin + min(n + 3u, count - 1u), kv_head);
-    var scores_0 = vec4<f32>(0.0);
-    var scores_1 = vec4<f32>(0.0);
-    var scores_2 = vec4<f32>(0.0);
-    var scores_3 = vec4<f32>(0.0);
+    var scores = array<vec4<f32>, 4>();
     for (var i = 0u; i < COLUMNS_PER_LANE; i++) {
       let k_column = i * LANES + lane;
       if (k_column < D4) {
-        scores_0 += products(k_column, unpack_cached(k_cache[k_0 + k_column]));
-        scores_1 += products(k_column, unpack_cached(k_cache[k_1 + k_column]));
-        scores_2 += products(k_column, unpack_cached(k_cache[k_2 + k_column]));
-        scores_3 += products(k_column, unpack_cached(k_cache[k_3 + k_column]));
+        scores[0] += products(k_column, unpack_cached(k_cache[k_0 + k_column]));
+        scores[1] += products(k_column, unpack_cached(k_cache[k_1 + k_column]));
+        scores[2] += products(k_column, unpack_cached(k_cache[k_2 + k_column]));
+        scores[3] += products(k_column, unpack_cached(k_cache[k_3 + k_column]));
       }
     }
-    scores_0 = team_sum(scores_0, thread, LANES);
-    scores_1 = team_sum(scores_1, thread, LANES);
-    scores_2 = team_sum(scores_2, thread, LANES);
-    scores_3 = team_sum(scores_3, thread, LANES);
-    if (lane == 0u) {
-      weights[n] = scores_0;
-      weights[n + 1u] = scores_1;
-      weights[n + 2u] = scores_2;
-      weights[n + 3u] = scores_3;
+    for (var key = 0u; key < 4u; key++) {
+      let score = team_sum(scores[key], thread, LANES);
+      if (lane == 0u) { weights[n + key] = score; }
     }
     workgroupBarrier();
 
@@ -197,10 +182,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     workgroupBarrier();
 
     weight_sum *= keep;
-    sums_0 *= keep.x;
-    sums_1 *= keep.y;
-    sums_2 *= keep.z;
-    sums_3 *= keep.w;
+    sums[0] *= keep.x;
+    sums[1] *= keep.y;
+    sums[2] *= keep.z;
+    sums[3] *= keep.w;
     if (part < PARTS) {
       for (var i = 0u; i < KEYS_PER_PART; i++) {
         let key = i * PARTS + part;
@@ -208,10 +193,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let weight = weights[key];
         let v = unpack_cached(v_cache[cached_at(tile_begin + key, kv_head) + column]);
         weight_sum += weight;
-        sums_0 += weight.x * v;
-        sums_1 += weight.y * v;
-        sums_2 += weight.z * v;
-        sums_3 += weight.w * v;
+        sums[0] += weight.x * v;
+        sums[1] += weight.y * v;
+        sums[2] += weight.z * v;
+        sums[3] += weight.w * v;
       }
     }
     workgroupBarrier();
@@ -219,8 +204,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 
   let totals = sum_of_parts(weight_sum, thread);
   let first_target = split * HEADS + first_head;
-  write_head(first_target, sum_of_parts(sums_0, thread), highest.x, totals.x, thread);
-  if (GROUP > 1u) { write_head(first_target + 1u, sum_of_parts(sums_1, thread), highest.y, totals.y, thread); }
-  if (GROUP > 2u) { write_head(first_target + 2u, sum_of_parts(sums_2, thread), highest.z, totals.z, thread); }
-  if (GROUP > 3u) { write_head(first_target + 3u, sum_of_parts(sums_3, thread), highest.w, totals.w, thread); }
+  for (var n = 0u; n < GROUP; n++) {
+    write_head(first_target + n, sum_of_parts(sums[n], thread), highest[n], totals[n], thread);
+  }
 }

@@ -2,6 +2,8 @@
 // W: lib/weight. input: lib/norm, row 0 or (LAST_ROW) the step's last real row; or lib/combine (COMBINE).
 // output: as it is; + residual[n] (ADD_RESIDUAL); activate(gate) · up, where gate is row n and up is row
 // N + n of W (GATED); activate(·) · up[n] (GATED_BY); cap · tanh(· / cap) (SOFTCAP).
+// With CHOICE pairs[FIRST_PAIR + w] is the highest of workgroup w's results and its index, row 0 being FIRST_ROW
+// of all; the lowest index among equals.
 // Dispatch: N / (WORKGROUP / LANES · 2) workgroups, folded over x and y. A team of LANES invocations
 // computes two rows (with GATED two pairs) and shares the loads of the input. Caller: nn::Linear.
 #import "lib/weight.wgsl"
@@ -25,6 +27,11 @@
 @group(0) @binding(_) var<storage, read_write> y: array<f32>;
 #ifdef KEEP_RESIDUAL
 @group(0) @binding(_) var<storage, read_write> updated: array<vec4<f32>>;
+#endif
+#ifdef CHOICE
+@group(0) @binding(_) var<storage, read_write> pairs: array<vec2<u32>>;
+var<workgroup> best_values: array<f32, TEAMS * 2u>;
+var<workgroup> best_indices: array<u32, TEAMS * 2u>;
 #endif
 
 const TEAMS: u32 = WORKGROUP / LANES;
@@ -73,6 +80,10 @@ fn main(
   }
   sums = team_sum(sums, thread, LANES);
 
+#ifdef CHOICE
+  var best = -3.4e38;
+  var best_index = 0xffffffffu;
+#endif
   if (lane < 2u && row + lane < N) {
     var value = select(sums.x, sums.y, lane == 1u);
     if (GATED) { value = activate(value) * select(sums.z, sums.w, lane == 1u); }
@@ -84,5 +95,26 @@ fn main(
     value = activate(value) * up[row + lane];
 #endif
     y[row + lane] = value;
+#ifdef CHOICE
+    if (value > best) { best = value; best_index = FIRST_ROW + row + lane; }
+#endif
   }
+#ifdef CHOICE
+  let slot = thread / LANES * 2u + lane;
+  if (lane < 2u) { best_values[slot] = best; best_indices[slot] = best_index; }
+  for (var stride = TEAMS; stride > 0u; stride >>= 1u) {
+    workgroupBarrier();
+    if (thread < stride) {
+      let other = best_values[thread + stride];
+      let other_index = best_indices[thread + stride];
+      if (other > best_values[thread] || (other == best_values[thread] && other_index < best_indices[thread])) {
+        best_values[thread] = other;
+        best_indices[thread] = other_index;
+      }
+    }
+  }
+  if (thread == 0u && group_index < PAIRS) {
+    pairs[FIRST_PAIR + group_index] = vec2<u32>(bitcast<u32>(best_values[0]), best_indices[0]);
+  }
+#endif
 }

@@ -30,6 +30,7 @@ macro_rules! kernels {
 
 kernels!(
     gemv,
+    choice,
     matmul,
     gather,
     rms_norm,

@@ -28,6 +28,7 @@ macro_rules! kernels {
 
 kernels!(
     gemv,
+    choice,
     matmul,
     gather,
     rms_norm,

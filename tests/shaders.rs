@@ -167,12 +167,15 @@ fn gemv() {
         Output::Gated(Activation::GeluTanh),
         Output::Softcap(30.0),
     ];
+    let choice = Output::Choice(Choice { softcap: Some(30.0), first_row: 64, first_pair: 2 });
+    let keeps = |input: &&Input| matches!(input, Input::Norm(NormInput { keep_residual: true, .. }));
     let pairs: Vec<(Input, Output)> = inputs
         .iter()
         .flat_map(|input| outputs.map(|output| (*input, output)))
         .chain(COMBINED.map(|combine| (Input::Combined(combine), Output::Plain)))
         .chain(COMBINED.map(|combine| (Input::Combined(combine), Output::AddResidual)))
         .chain([(Input::Plain, Output::AddResidual)])
+        .chain(inputs.iter().filter(|input| !keeps(input)).map(|&input| (input, choice)))
         .chain(inputs.iter().filter(|input| !is_normed(input)).map(|&input| (input, Output::GatedBy(GELU))))
         .collect();
     for subgroup_min in SUBGROUPS {

@@ -16,6 +16,19 @@ pub enum Output {
     GatedBy(Activation),
     /// `cap · tanh(· / cap)`
     Softcap(f32),
+    /// Logits, of which the highest of each workgroup is picked for [`super::ArgmaxStage::Final`].
+    Choice(Choice),
+}
+
+/// Logits and where the pairs of their shard go.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// `cap · tanh(· / cap)`, where the model has it.
+    pub softcap: Option<f32>,
+    /// The index of the shard's first row.
+    pub first_row: u32,
+    /// Where the shard's pairs begin.
+    pub first_pair: u32,
 }
 
 /// `y[rows] = output(W · input)`. Binds the weight, the input's reads, the step (`last_row`), the residual
@@ -62,6 +75,11 @@ impl Gemv {
         [8, 16, 32].into_iter().find(busy).unwrap_or(64).min(most)
     }
 
+    /// Workgroups, and pairs that they write with [`Output::Choice`].
+    pub fn pairs(&self) -> u32 {
+        self.rows.div_ceil(WORKGROUP / self.lanes() * ROWS_PER_TEAM)
+    }
+
     /// The CPU twin. `dense` is the whole weight as f32, row-major; `input` the kernel's input row; `other` the
     /// residual or `up`.
     pub fn cpu(&self, dense: &[f32], input: &[f32], other: &[f32]) -> Vec<f32> {
@@ -72,11 +90,13 @@ impl Gemv {
         let rows = self.rows as usize;
         (0..rows)
             .map(|row| match self.output {
-                Output::Plain => product(row),
+                Output::Plain | Output::Choice(Choice { softcap: None, .. }) => product(row),
                 Output::AddResidual => product(row) + other[row],
                 Output::Gated(activation) => activation.cpu(product(row)) * product(rows + row),
                 Output::GatedBy(activation) => activation.cpu(product(row)) * other[row],
-                Output::Softcap(cap) => cap * (product(row) / cap).tanh(),
+                Output::Softcap(cap) | Output::Choice(Choice { softcap: Some(cap), .. }) => {
+                    cap * (product(row) / cap).tanh()
+                }
             })
             .collect()
     }
@@ -101,6 +121,7 @@ impl Kernel for Gemv {
         };
         let softcap = match self.output {
             Output::Softcap(cap) => cap,
+            Output::Choice(choice) => choice.softcap.unwrap_or_default(),
             _ => 0.0,
         };
         prelude
@@ -116,6 +137,13 @@ impl Kernel for Gemv {
             .flag("LAST_ROW", self.last_row)
             .flag("ADD_RESIDUAL", self.output == Output::AddResidual)
             .flag("GATED_BY", matches!(self.output, Output::GatedBy(_)));
+        if let Output::Choice(choice) = self.output {
+            prelude
+                .flag("CHOICE", true)
+                .u32("FIRST_ROW", choice.first_row)
+                .u32("FIRST_PAIR", choice.first_pair)
+                .u32("PAIRS", self.pairs());
+        }
         prelude
     }
 
@@ -127,10 +155,11 @@ impl Kernel for Gemv {
         bindings.extend(reads_other.then_some(Binding::Read));
         bindings.push(Binding::Write);
         bindings.extend(self.input.kept());
+        bindings.extend(matches!(self.output, Output::Choice(_)).then_some(Binding::Write));
         bindings
     }
 
     fn workgroups(&self) -> [u32; 3] {
-        fold(self.rows.div_ceil(WORKGROUP / self.lanes() * ROWS_PER_TEAM))
+        fold(self.pairs())
     }
 }

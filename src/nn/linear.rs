@@ -2,8 +2,9 @@
 
 use std::rc::Rc;
 
-use super::{Residual, RmsNorm, StepInputs, Weight};
-use crate::kernels::{Activation, GatedAct, Gemv, Input, Matmul, Output};
+use super::weight::Shard;
+use super::{Logits, Residual, RmsNorm, StepInputs, Weight};
+use crate::kernels::{Activation, Choice, GatedAct, Gemv, Input, Matmul, Output};
 use crate::plan::{Operand, PlanBuilder, Value};
 
 /// `y = W x`, where `W` may be several matrices of the checkpoint stacked by rows.
@@ -91,20 +92,34 @@ impl Linear {
         residual: &mut Residual,
         norm: &RmsNorm,
         softcap: Option<f32>,
-    ) -> Value {
+    ) -> Logits {
         let last_row = residual.value().rows > 1;
         let source = residual.source(plan, Some(norm), false);
-        let y = plan.value("logits", 1, self.columns_out());
-        for shard in self.weight.shards() {
-            let output = softcap.map_or(Output::Plain, Output::Softcap);
-            let kernel = Gemv { last_row, ..self.gemv(plan, shard.rows.len() as u32, source.input, output) };
+        let value = plan.value("logits", 1, self.columns_out());
+        let output = softcap.map_or(Output::Plain, Output::Softcap);
+        let product = |shard: &Shard| Gemv {
+            last_row,
+            ..self.gemv(plan, shard.rows.len() as u32, source.input, output)
+        };
+        let mut products: Vec<Gemv> = self.weight.shards().iter().map(product).collect();
+        let best = plan.fuses(1).then(|| {
+            let mut pairs = 0;
+            for (product, shard) in products.iter_mut().zip(self.weight.shards()) {
+                let choice = Choice { softcap, first_row: shard.rows.start, first_pair: pairs };
+                product.output = Output::Choice(choice);
+                pairs += product.pairs();
+            }
+            plan.value("best", pairs, 2)
+        });
+        for (product, shard) in products.into_iter().zip(self.weight.shards()) {
             let mut operands = self.weight.operands(shard);
             operands.extend(source.operands.iter().cloned());
             operands.extend(last_row.then(|| Operand::whole(&inputs.step)));
-            operands.push(Operand::Tail(y, shard.rows.start));
-            plan.op(kernel, operands);
+            operands.push(Operand::Tail(value, shard.rows.start));
+            operands.extend(best.map(Operand::Value));
+            plan.op(product, operands);
         }
-        y
+        Logits { value, best }
     }
 
     /// `y [1, rows] = activation(gate) · up` where the parts are gate and up.

@@ -29,7 +29,7 @@ pub use per_layer::{PerLayerBlock, PerLayerInputs, PerLayerValues};
 pub use residual::{Residual, RmsNorm};
 pub use rope::{Rope, RopeTable};
 pub use row_table::{RowStats, RowTable};
-pub use sampler::Sampler;
+pub use sampler::{Logits, Sampler};
 pub use weight::Weight;
 
 use crate::gpu::Buffer;

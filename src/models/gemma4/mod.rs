@@ -12,7 +12,9 @@ use super::config::{Names, Sizes};
 use super::{Dimensions, Rows, State, TextModel, blocks, config as family};
 use crate::error::{Code, Error, Result};
 use crate::kernels::NormKernel;
-use crate::nn::{Embedding, Linear, Loader, PerLayerInputs, PerLayerValues, Precision, Residual, RmsNorm};
+use crate::nn::{
+    Embedding, Linear, Loader, Logits, PerLayerInputs, PerLayerValues, Precision, Residual, RmsNorm,
+};
 use crate::plan::{PlanBuilder, Value};
 use config::Gemma4Config;
 use layer::{Layer, Surroundings};
@@ -131,7 +133,7 @@ impl TextModel for Gemma4 {
         residual
     }
 
-    fn logits(&self, plan: &mut PlanBuilder, state: &State, residual: &mut Residual) -> Value {
+    fn logits(&self, plan: &mut PlanBuilder, state: &State, residual: &mut Residual) -> Logits {
         let softcap = self.final_logit_softcapping;
         self.lm_head.logits(plan, &state.inputs, residual, &self.norm, softcap)
     }
