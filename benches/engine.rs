@@ -264,7 +264,7 @@ mod native {
             "dtype": dtype,
             "context": context,
             "loadSeconds": load_seconds,
-            "memory": gpu.ledger().entries().collect::<serde_json::Map<_, _>>(),
+            "memory": gpu.ledger().entries().collect::<BTreeMap<_, _>>(),
             "dispatchesPerToken": plan.dispatches().len(),
         });
         println!("{folder} {dtype}: prompt tokens, prefill tok/s, decode tok/s");

@@ -1,7 +1,8 @@
 // y[n] = output( Σ_k W[n, k] · input[k] ) for one row of input, N rows of W, K columns.
 // W: lib/weight. input: lib/norm, row 0 or (LAST_ROW) the step's last real row; or lib/combine (COMBINE).
 // output: as it is; + residual[n] (ADD_RESIDUAL); activate(gate) · up, where gate is row n and up is row
-// N + n of W (GATED); activate(·) · up[n] (GATED_BY); cap · tanh(· / cap) (SOFTCAP).
+// N + n of W (GATED); activate(·) · up[n] (GATED_BY), where up may be made of the
+// halves of a per-layer input (GATED_BY_LAYER); beside up[n] (BESIDE); cap · tanh(· / cap) (SOFTCAP).
 // With CHOICE pairs[FIRST_PAIR + w] is the highest of workgroup w's results and its index, row 0 being FIRST_ROW
 // of all; the lowest index among equals.
 // Dispatch: N / (WORKGROUP / LANES · 2) workgroups, folded over x and y. A team of LANES invocations
@@ -21,10 +22,19 @@
 #ifdef ADD_RESIDUAL
 @group(0) @binding(_) var<storage, read> residual: array<f32>;
 #endif
-#ifdef GATED_BY
+#ifdef UP
 @group(0) @binding(_) var<storage, read> up: array<f32>;
 #endif
+#ifdef GATED_BY_LAYER
+// Of each element the projected context and the token's; what the context's norm multiplies it by.
+@group(0) @binding(_) var<storage, read> halves: array<vec2<f32>>;
+@group(0) @binding(_) var<uniform> context_norm: array<vec4<f32>, N / 4u>;
+#endif
+#ifdef BESIDE
+@group(0) @binding(_) var<storage, read_write> y: array<vec2<f32>>;
+#else
 @group(0) @binding(_) var<storage, read_write> y: array<f32>;
+#endif
 #ifdef KEEP_RESIDUAL
 @group(0) @binding(_) var<storage, read_write> updated: array<vec4<f32>>;
 #endif
@@ -57,6 +67,15 @@ fn main(
       if (k4 < K4) { updated[k4] = residual4(k4); }
     }
   }
+#endif
+#ifdef GATED_BY_LAYER
+  var squares = 0.0;
+  for (var i = 0u; i < (N + WORKGROUP - 1u) / WORKGROUP; i++) {
+    let n = i * WORKGROUP + thread;
+    if (n < N) { let context = halves[n].x * CONTEXT_SCALE; squares += context * context; }
+  }
+  let mean_square = team_sum(Acc(squares), thread, WORKGROUP).x / f32(N);
+  let context_scale = CONTEXT_SCALE * inverseSqrt(mean_square + CONTEXT_EPS);
 #endif
   let lane = thread % LANES;
   // A team's two rows; the last team's second may lie past the end, and is then computed in vain.
@@ -94,7 +113,16 @@ fn main(
 #ifdef GATED_BY
     value = activate(value) * up[row + lane];
 #endif
+#ifdef GATED_BY_LAYER
+    let n = row + lane;
+    let context = halves[n].x * context_scale * (context_norm[n / 4u][n % 4u] + CONTEXT_OFFSET);
+    value = activate(value) * (context + halves[n].y * TOKEN_SCALE) * 0.70710678118654752;
+#endif
+#ifdef BESIDE
+    y[row + lane] = vec2<f32>(value, up[row + lane]);
+#else
     y[row + lane] = value;
+#endif
 #ifdef CHOICE
     if (value > best) { best = value; best_index = FIRST_ROW + row + lane; }
 #endif

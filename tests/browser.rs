@@ -31,6 +31,7 @@ macro_rules! kernels {
 kernels!(
     gemv,
     choice,
+    halves,
     matmul,
     gather,
     rms_norm,

@@ -29,6 +29,7 @@ macro_rules! kernels {
 kernels!(
     gemv,
     choice,
+    halves,
     matmul,
     gather,
     rms_norm,

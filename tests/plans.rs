@@ -72,11 +72,17 @@ fn gemma3() {
     check("gemma3", "gemma3/pattern/config.json", [7, 5, 3]);
 }
 
-/// In a layer besides: gate and projection of the per-layer inputs. Around besides: their projection from the
-/// embedding, and their sum with the token's rows.
+/// In a layer besides: gate and projection of the per-layer inputs. Around besides: what the embedding tells all
+/// layers; and where a layer's part of it can't be bound by itself, as is so in this tiny model alone, its sum
+/// with the token's rows.
 #[test]
 fn gemma4() {
     check("gemma4", "gemma4/e2b/config.json", [8, 7, 5]);
+}
+
+#[test]
+fn gemma4_as_released() {
+    check("gemma4_mlx", "gemma4/mlx/config.json", [6, 7, 4]);
 }
 
 /// Where the device has timestamps, a profile knows every dispatch.
@@ -85,6 +91,8 @@ fn profile() {
     pollster::block_on(async {
         let tiny = load("llama/tied/config.json").await;
         let decode = plan(&tiny, 1);
+        // Some drivers compile at the first run.
+        tiny.gpu.submit(decode.dispatches(), &[]);
         let profile = tiny.gpu.profile(decode.dispatches()).await.expect("a profile");
         if profile.is_empty() {
             println!("skipped: this device has no timestamps");
@@ -92,7 +100,7 @@ fn profile() {
         }
         assert_eq!(profile.len(), decode.dispatches().len());
         assert_eq!((profile[0].0, profile[2].0), ("gather", "decode_attention"));
-        assert!(profile.iter().all(|(_, seconds)| (0.0..1.0).contains(seconds)), "{profile:?}");
+        assert!(profile.iter().all(|(_, seconds)| (0.0..60.0).contains(seconds)), "{profile:?}");
     });
 }
 

@@ -124,7 +124,7 @@ impl Checked {
             ("padding", offset_of!(Step, padding)),
         ];
         for (_, variable) in self.module.global_variables.iter() {
-            if variable.space != AddressSpace::Uniform {
+            if variable.name.as_deref() != Some("step") {
                 continue;
             }
             let TypeInner::Struct { members, .. } = &self.module.types[variable.ty].inner else {
@@ -167,6 +167,12 @@ fn gemv() {
         Output::Gated(Activation::GeluTanh),
         Output::Softcap(30.0),
     ];
+    let by_layer = Output::GatedByLayer(LayerGate {
+        activation: GELU,
+        context_scale: 0.02,
+        token_scale: 16.0,
+        norm: NORM,
+    });
     let choice = Output::Choice(Choice { softcap: Some(30.0), first_row: 64, first_pair: 2 });
     let keeps = |input: &&Input| matches!(input, Input::Norm(NormInput { keep_residual: true, .. }));
     let pairs: Vec<(Input, Output)> = inputs
@@ -174,9 +180,10 @@ fn gemv() {
         .flat_map(|input| outputs.map(|output| (*input, output)))
         .chain(COMBINED.map(|combine| (Input::Combined(combine), Output::Plain)))
         .chain(COMBINED.map(|combine| (Input::Combined(combine), Output::AddResidual)))
-        .chain([(Input::Plain, Output::AddResidual)])
+        .chain([(Input::Plain, Output::AddResidual), (Input::Plain, Output::Beside)])
         .chain(inputs.iter().filter(|input| !keeps(input)).map(|&input| (input, choice)))
         .chain(inputs.iter().filter(|input| !is_normed(input)).map(|&input| (input, Output::GatedBy(GELU))))
+        .chain(inputs.iter().filter(|input| !is_normed(input)).map(|&input| (input, by_layer)))
         .collect();
     for subgroup_min in SUBGROUPS {
         for format in FORMATS {
@@ -189,7 +196,7 @@ fn gemv() {
                 for &(input, output) in pairs.iter().filter(has_heads) {
                     let kernel = Gemv {
                         format,
-                        rows: 257,
+                        rows: if matches!(output, Output::GatedByLayer(_)) { 256 } else { 257 },
                         columns,
                         input,
                         last_row: false,

@@ -33,7 +33,7 @@ pub use expert_gemv::ExpertGemv;
 pub use expert_sum::ExpertSum;
 pub use gated_act::GatedAct;
 pub use gather::Gather;
-pub use gemv::{Choice, Gemv, Output};
+pub use gemv::{Choice, Gemv, LayerGate, Output};
 pub use kv_cache::{CacheFormat, CacheLayout};
 pub use matmul::Matmul;
 pub use norm::{Combine, Input, NormInput, NormKernel, PostNorm};

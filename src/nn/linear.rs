@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::weight::Shard;
 use super::{Logits, Residual, RmsNorm, StepInputs, Weight};
-use crate::kernels::{Activation, Choice, GatedAct, Gemv, Input, Matmul, Output};
+use crate::kernels::{Activation, Choice, GatedAct, Gemv, Input, LayerGate, Matmul, Output};
 use crate::plan::{Operand, PlanBuilder, Value};
 
 /// `y = W x`, where `W` may be several matrices of the checkpoint stacked by rows.
@@ -160,20 +160,62 @@ impl Linear {
             return y;
         }
         let source = residual.source(plan, None, true);
-        let y = plan.value("gated", 1, self.columns_out());
-        let [shard] = self.weight.shards() else {
-            let gate = plan.value("linear", 1, self.columns_out());
-            self.gemv_parts(plan, &source, gate);
+        if !self.is_whole() {
+            let gate = self.product(plan, &source);
+            let y = plan.value("gated", 1, gate.columns);
             let kernel = GatedAct { activation, m: 1, columns: y.columns, is_apart: true };
             plan.op(kernel, vec![gate.into(), up, y.into()]);
             return y;
-        };
-        let mut operands = self.weight.operands(shard);
-        operands.extend(source.operands);
-        operands.extend([up, y.into()]);
-        operands.extend(source.updated.map(Operand::Value));
-        plan.op(self.gemv(plan, y.columns, source.input, Output::GatedBy(activation)), operands);
+        }
+        let y = plan.value("gated", 1, self.columns_out());
+        self.gemv_whole(plan, source, Output::GatedBy(activation), vec![up], y);
         y
+    }
+
+    /// The same for one row, where `up` is made of its `halves [out, 2]`; see [`LayerGate`].
+    pub(super) fn forward_gated_by_layer(
+        &self,
+        plan: &mut PlanBuilder,
+        residual: &mut Residual,
+        halves: Operand,
+        norm: &RmsNorm,
+        gate: LayerGate,
+    ) -> Value {
+        let source = residual.source(plan, None, true);
+        let y = plan.value("gated", 1, self.columns_out());
+        let operands = vec![halves, Operand::whole(&norm.weight)];
+        self.gemv_whole(plan, source, Output::GatedByLayer(gate), operands, y);
+        y
+    }
+
+    /// Each element of `W x` beside that of `up`: `[1, 2 · out]`.
+    pub(super) fn forward_beside(&self, plan: &mut PlanBuilder, x: Value, up: Operand) -> Value {
+        let y = plan.value("halves", 1, 2 * self.columns_out());
+        self.gemv_whole(plan, x.into(), Output::Beside, vec![up], y);
+        y
+    }
+
+    /// Whether one binding holds the weight.
+    pub(super) fn is_whole(&self) -> bool {
+        self.weight.shards().len() == 1
+    }
+
+    /// A product of a weight that is whole; `operands` are those of `output`.
+    fn gemv_whole(
+        &self,
+        plan: &mut PlanBuilder,
+        source: Source,
+        output: Output,
+        operands: Vec<Operand>,
+        y: Value,
+    ) {
+        let mut bound: Vec<Operand> =
+            self.weight.shards().iter().flat_map(|shard| self.weight.operands(shard)).collect();
+        bound.extend(source.operands);
+        bound.extend(operands);
+        bound.push(y.into());
+        bound.extend(source.updated.map(Operand::Value));
+        plan.op(self.gemv(plan, self.columns_out(), source.input, output), bound);
     }
 
     fn gemv_parts(&self, plan: &mut PlanBuilder, source: &Source, y: Value) {

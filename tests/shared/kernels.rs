@@ -331,6 +331,61 @@ pub async fn choice(rig: &mut Rig) {
     }
 }
 
+/// A layer's input from its halves, made in the gate that it is for, as two kernels and as three.
+pub async fn halves(rig: &mut Rig) {
+    let noise = &mut Noise::new(13);
+    for (norm, columns, layer_columns) in [(NORM, 68, 12), (GEMMA_NORM, 1536, 256)] {
+        let gemv = |rows, input, output, subgroup_min| Gemv {
+            format: WeightFormat::F32,
+            rows,
+            columns,
+            input,
+            last_row: false,
+            output,
+            busy_workgroups: 256,
+            subgroup_min,
+        };
+        let (layers, layer) = (3, 1);
+        let project = gemv(layers * layer_columns, Input::Plain, Output::Beside, rig.subgroup_min());
+        let (mut args, dense) = weight(noise, project.format, project.rows, columns);
+        let (x, tokens) = (noise.values(columns as usize), noise.values(project.rows as usize));
+        args.extend([read(&x), read(&tokens), output(2 * project.rows)]);
+        let halves = rig.run(&project, args).await.swap_remove(0);
+        assert_close(&project, &halves, &project.cpu(&dense, &x, &tokens), 2e-5);
+
+        let (activation, context_scale, token_scale) = (Activation::GeluTanh, 0.03, 1.5);
+        let made = LayerGate { activation, context_scale, token_scale, norm };
+        let update = NormInput { norm, update: Some(PostNorm::Norm), is_normed: false, keep_residual: true };
+        let gate = gemv(layer_columns, Input::Norm(update), Output::GatedByLayer(made), rig.subgroup_min());
+        let (mut args, dense) = weight(noise, gate.format, gate.rows, columns);
+        let reads: Vec<Vec<f32>> = (0..3).map(|_| noise.values(columns as usize)).collect();
+        let norm_weight = noise.values(layer_columns as usize);
+        let range = (2 * layer * layer_columns) as usize..(2 * (layer + 1) * layer_columns) as usize;
+        args.extend(reads.iter().map(|values| read(values)));
+        args.extend([read(&halves[range.clone()]), read(&norm_weight), output(gate.rows), output(columns)]);
+        let outputs = rig.run(&gate, args).await;
+
+        let unfused = PerLayerInputs {
+            m: 1,
+            last_row: false,
+            first_layer: layer,
+            layers: 1,
+            all_layers: layers,
+            columns: layer_columns,
+            context_scale,
+            token_scale,
+            norm,
+            subgroup_min: rig.subgroup_min(),
+        };
+        let half = |n: usize| halves[range.clone()].iter().copied().skip(n).step_by(2).collect::<Vec<f32>>();
+        let up = unfused.cpu(&half(0), &norm_weight, &half(1));
+        let rows: Vec<&[f32]> = reads.iter().map(Vec::as_slice).collect();
+        let (input, residual) = Input::Norm(update).cpu(&rows);
+        assert_close(&gate, &outputs[0], &gate.cpu(&dense, &input, &up), 2e-5);
+        assert_close(&gate, &outputs[1], &residual, 2e-5);
+    }
+}
+
 pub async fn matmul(rig: &mut Rig) {
     let noise = &mut Noise::new(2);
     for format in FORMATS {

@@ -121,7 +121,8 @@ impl TextModel for Gemma4 {
     /// pass through those layers.
     fn forward(&self, plan: &mut PlanBuilder, state: &State, wanted: Rows) -> Residual {
         let embedding = self.embed_tokens.forward(plan, &state.inputs);
-        let context = self.per_layer.as_ref().map(|inputs| inputs.project(plan, embedding));
+        let per_layer = self.per_layer.as_ref().zip(state.table_rows.as_ref());
+        let context = per_layer.map(|(inputs, rows)| inputs.project(plan, embedding, rows));
         let mut residual = Residual::new(embedding);
         let count = self.layers.len();
         let first = if wanted == Rows::All || plan.rows() == 1 { count } else { self.first_shared_layer };
