@@ -262,6 +262,15 @@ impl Checkpoint {
         Ok(contents)
     }
 
+    /// Downloads the planes of a matrix to the block store, as [`BlockFile::keep`](crate::fetch::BlockFile::keep)
+    /// does.
+    pub async fn keep(&self, layout: &RowLayout) -> Result<()> {
+        for (file, range) in layout.ranges(0..layout.rows)? {
+            self.file(file)?.keep(range).await?;
+        }
+        Ok(())
+    }
+
     /// The planes of an affine matrix `[outer…, columns]`, and what their shapes say of it.
     fn affine<'a>(
         &'a self,

@@ -14,7 +14,7 @@ use crate::error::{Code, Error, Result};
 use crate::fetch::Repo;
 use crate::gpu::Gpu;
 use crate::models::{self, TextModel};
-use crate::nn::{Loader, WeightDtype};
+use crate::nn::{Loader, RowTable, WeightDtype};
 use crate::plan::Plan;
 use crate::text::{ChatTemplate, OutputFormat, Tokenizer};
 
@@ -44,6 +44,7 @@ impl Default for LoadOptions {
 pub struct Model {
     pub(super) gpu: Rc<Gpu>,
     pub(super) text: Box<dyn TextModel>,
+    pub(super) row_table: Option<Rc<RowTable>>,
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) template: Option<ChatTemplate>,
     pub(super) stop_ids: BTreeSet<u32>,
@@ -66,7 +67,7 @@ impl Model {
         let progress = Progress::new(observer);
         let repo = &progress.clone().watch(repo);
         let config = json(repo, "config.json").await?.ok_or_else(|| missing(repo, "config.json"))?;
-        let checkpoint = Checkpoint::open(repo).await?;
+        let checkpoint = Rc::new(Checkpoint::open(repo).await?);
         progress.begin(checkpoint.files().map(|file| (file.name(), file.size())));
         let mut loader = Loader::new(gpu, &checkpoint, options.dtype);
         let text = models::declare(&config, &mut loader)?;
@@ -82,11 +83,13 @@ impl Model {
 
         loader.run(&|| progress.check()).await?;
         progress.finish();
+        let row_table = text.dimensions().row_table.clone();
         let output = OutputFormat::of(&tokenizer, template.as_ref());
         let mut stop_ids = stop_ids(generation.as_ref().and_then(|json| json.get("eos_token_id")), &config);
         stop_ids.extend(output.response_id());
         let model = Rc::new(Self {
             gpu: gpu.clone(),
+            row_table: row_table.map(|layout| Rc::new(RowTable::new(checkpoint.clone(), layout))),
             text,
             tokenizer: Arc::new(tokenizer),
             template,
@@ -113,6 +116,12 @@ impl Model {
     /// Entries of the vocabulary.
     pub fn vocab_size(&self) -> u32 {
         self.text.dimensions().vocab_size
+    }
+
+    /// The table that stays where the checkpoint is stored and of which every step reads its tokens' rows,
+    /// where the model has one: Gemma 4's per-layer embeddings.
+    pub fn row_table(&self) -> Option<&Rc<RowTable>> {
+        self.row_table.as_ref()
     }
 
     /// Its tokenizer.
@@ -157,7 +166,9 @@ pub(super) fn check_context(asked: &str, wished: Option<u32>, default: u32, larg
 
 /// The ids that end a generation: of generation_config.json, else of config.json.
 fn stop_ids(generation: Option<&Json>, config: &Json) -> BTreeSet<u32> {
-    let ids = generation.filter(|ids| !ids.is_null()).or(config.get("eos_token_id"));
+    let of_config = [Some(config), config.get("text_config")].into_iter().flatten();
+    let mut of_config = of_config.filter_map(|config| config.get("eos_token_id"));
+    let ids = generation.filter(|ids| !ids.is_null()).or_else(|| of_config.find(|ids| !ids.is_null()));
     let id = |json: &Json| json.as_u64().and_then(|id| u32::try_from(id).ok());
     match ids {
         Some(Json::Array(list)) => list.iter().filter_map(id).collect(),

@@ -12,6 +12,7 @@ mod session;
 
 pub use fit::ContextFull;
 pub use generate::{FinishReason, GenerateOptions, Generation, Piece, Prompt, Stats};
+pub use crate::nn::{RowStats, RowTable};
 pub use load::{LoadOptions, Model};
 pub use progress::{LoadEvent, LoadObserver};
 pub use session::{Session, SessionOptions};

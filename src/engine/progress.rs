@@ -1,6 +1,6 @@
 //! What a load tells while it goes on.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -63,16 +63,19 @@ pub(super) struct Progress {
     observer: Rc<dyn LoadObserver>,
     /// By name; totals are 0 until the headers have been read and all sizes are known.
     weights: RefCell<BTreeMap<String, Counted>>,
+    /// What is read from then on is not of the load.
+    is_finished: Cell<bool>,
 }
 
 impl Progress {
     pub fn new(observer: Rc<dyn LoadObserver>) -> Rc<Self> {
-        Rc::new(Self { observer, weights: RefCell::default() })
+        Rc::new(Self { observer, weights: RefCell::default(), is_finished: Cell::default() })
     }
 
     /// `repo`, whose reads are told to the observer.
     pub fn watch(self: Rc<Self>, repo: Repo) -> Repo {
         repo.with_observer(Rc::new(move |event| match event {
+            FetchEvent::Progress(_) if self.is_finished.get() => {}
             FetchEvent::Progress(progress) if progress.file.ends_with(".safetensors") => {
                 // Headers count too, though nobody is told before all sizes are known.
                 let mut weights = self.weights.borrow_mut();
@@ -103,6 +106,7 @@ impl Progress {
         for counted in self.weights.borrow_mut().values_mut() {
             counted.loaded = counted.total;
         }
+        self.is_finished.set(true);
         let last = self.weights.borrow().keys().next_back().cloned();
         self.tell_weights(&last.unwrap_or_default());
         self.observer.event(LoadEvent::Compile);

@@ -221,7 +221,7 @@ CASES = {
     "gemma4/e4b": (
         {**GEMMA4, "num_key_value_heads": 2, "layer_types": layer_types("sfs fsf"), "tie_word_embeddings": False},
         torch.float16,
-        7,
+        17,
         4.0,
     ),
     "gemma4/dense": (

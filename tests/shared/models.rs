@@ -5,7 +5,7 @@ use std::rc::Rc;
 use jird::checkpoint::{Checkpoint, to_f32};
 use jird::fetch::{MemoryOpener, Repo};
 use jird::gpu::Gpu;
-use jird::kernels::Step;
+use jird::kernels::{CacheFormat, Step};
 use jird::models::{Rows, State, TextModel, declare};
 use jird::nn::{CacheFormat, Loader, RowTable, WeightDtype};
 use jird::plan::{Plan, PlanBuilder, Value};
@@ -108,7 +108,7 @@ impl Tiny {
         let checkpoint = Checkpoint::open(&repo(fixture.weights)).await.expect("a checkpoint");
         let checkpoint = Rc::new(checkpoint);
         let config = serde_json::from_slice(fixture.config).expect("a configuration");
-        let mut loader = Loader::new(gpu, &checkpoint, fixture.dtype);
+        let mut loader = Loader::new(gpu, &checkpoint, fixture.dtype).with_cache_format(CacheFormat::F32);
         let model = declare(&config, &mut loader).expect("a model");
         loader.run(&|| Ok(())).await.expect("weights");
         // Golden values are of exact keys and values; tests/quantised.rs measures halves.
