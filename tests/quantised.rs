@@ -31,13 +31,11 @@ impl Scorer {
     async fn load(gpu: &Rc<Gpu>, repo: &Repo, (dtype, format): (WeightDtype, CacheFormat)) -> Self {
         let config = repo.read_all("config.json", 1 << 20).await.expect("a file").expect("config.json");
         let checkpoint = Checkpoint::open(repo).await.expect("a checkpoint");
-        let mut loader = Loader::new(gpu, &checkpoint, dtype);
+        let mut loader = Loader::new(gpu, &checkpoint, dtype).with_cache_format(format);
         let config = serde_json::from_slice(&config).expect("a configuration");
         let model: Box<dyn TextModel> = declare(&config, &mut loader).expect("a model");
         loader.run(&|| Ok(())).await.expect("weights");
-        let mut dimensions = model.dimensions().clone();
-        dimensions.caches.iter_mut().for_each(|cache| cache.format = format);
-        let state = State::new(gpu, &dimensions, TOKENS as u32, ROWS).expect("a state");
+        let state = State::new(gpu, model.dimensions(), TOKENS as u32, ROWS).expect("a state");
         let mut builder = PlanBuilder::new(gpu, ROWS, true);
         let mut residual = model.forward(&mut builder, &state, Rows::All);
         let logits = model.all_logits(&mut builder, &mut residual);

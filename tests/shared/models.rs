@@ -7,7 +7,7 @@ use jird::fetch::{MemoryOpener, Repo};
 use jird::gpu::Gpu;
 use jird::kernels::{CacheFormat, Step};
 use jird::models::{Rows, State, TextModel, declare};
-use jird::nn::{CacheFormat, Loader, RowTable, WeightDtype};
+use jird::nn::{Loader, RowTable, WeightDtype};
 use jird::plan::{Plan, PlanBuilder, Value};
 
 /// A checkpoint of tests/fixtures with its golden values.
@@ -108,13 +108,11 @@ impl Tiny {
         let checkpoint = Checkpoint::open(&repo(fixture.weights)).await.expect("a checkpoint");
         let checkpoint = Rc::new(checkpoint);
         let config = serde_json::from_slice(fixture.config).expect("a configuration");
+        // Golden values are of exact keys and values; tests/quantised.rs measures halves.
         let mut loader = Loader::new(gpu, &checkpoint, fixture.dtype).with_cache_format(CacheFormat::F32);
         let model = declare(&config, &mut loader).expect("a model");
         loader.run(&|| Ok(())).await.expect("weights");
-        // Golden values are of exact keys and values; tests/quantised.rs measures halves.
-        let mut dimensions = model.dimensions().clone();
-        dimensions.caches.iter_mut().for_each(|cache| cache.format = CacheFormat::F32);
-        let state = State::new(gpu, &dimensions, CONTEXT, ROWS).expect("a state");
+        let state = State::new(gpu, model.dimensions(), CONTEXT, ROWS).expect("a state");
         let table = model.dimensions().row_table.clone();
         let table = table.map(|layout| RowTable::new(checkpoint.clone(), layout));
         Self { gpu: gpu.clone(), model, state, table }
