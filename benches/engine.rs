@@ -143,7 +143,7 @@ mod native {
                     [(1, 32), (4, 32), (8, 32), (16, 32), (32, 32), (8, 64), (16, 64), (32, 64)]
                 {
                     for group in [1, 2, 3, 4] {
-                        if !(heads / kv_heads as u32).is_multiple_of(group) {
+                        if !(heads / kv_heads).is_multiple_of(group) {
                             continue;
                         }
                         let splits = Splits { count, tile, window };
