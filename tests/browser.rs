@@ -30,6 +30,8 @@ macro_rules! kernels {
 
 kernels!(
     gemv,
+    choice,
+    halves,
     matmul,
     gather,
     rms_norm,
@@ -40,6 +42,8 @@ kernels!(
     expert_sum,
     rope_append,
     attention,
+    decode_attention,
+    combine,
     argmax,
     sampling
 );

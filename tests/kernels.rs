@@ -28,6 +28,8 @@ macro_rules! kernels {
 
 kernels!(
     gemv,
+    choice,
+    halves,
     matmul,
     gather,
     rms_norm,
@@ -38,6 +40,8 @@ kernels!(
     expert_sum,
     rope_append,
     attention,
+    decode_attention,
+    combine,
     argmax,
     sampling
 );

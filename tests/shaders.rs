@@ -28,6 +28,12 @@ const VOCABULARIES: [u32; 3] = [1, 49_152, 262_144];
 /// The other offset only changes the value of a constant.
 const NORM: NormKernel = NormKernel { eps: 1e-6, unit_offset: true };
 
+/// The splits of one head, and as many as the shares of all heads leave room for.
+const COMBINED: [Combine; 2] = [
+    Combine { splits: Splits { count: 2, tile: 32, window: Some(512) }, heads: 1 },
+    Combine { splits: Splits { count: 16, tile: 32, window: None }, heads: 64 },
+];
+
 /// All of a long context, and a ring.
 const CACHES: [CacheLayout; 2] = [
     CacheLayout { slots: 32_768, format: CacheFormat::F32 },
@@ -118,7 +124,7 @@ impl Checked {
             ("padding", offset_of!(Step, padding)),
         ];
         for (_, variable) in self.module.global_variables.iter() {
-            if variable.space != AddressSpace::Uniform {
+            if variable.name.as_deref() != Some("step") {
                 continue;
             }
             let TypeInner::Struct { members, .. } = &self.module.types[variable.ty].inner else {
@@ -161,20 +167,36 @@ fn gemv() {
         Output::Gated(Activation::GeluTanh),
         Output::Softcap(30.0),
     ];
+    let by_layer = Output::GatedByLayer(LayerGate {
+        activation: GELU,
+        context_scale: 0.02,
+        token_scale: 16.0,
+        norm: NORM,
+    });
+    let choice = Output::Choice(Choice { softcap: Some(30.0), first_row: 64, first_pair: 2 });
+    let keeps = |input: &&Input| matches!(input, Input::Norm(NormInput { keep_residual: true, .. }));
     let pairs: Vec<(Input, Output)> = inputs
         .iter()
         .flat_map(|input| outputs.map(|output| (*input, output)))
-        .chain([(Input::Plain, Output::AddResidual)])
+        .chain(COMBINED.map(|combine| (Input::Combined(combine), Output::Plain)))
+        .chain(COMBINED.map(|combine| (Input::Combined(combine), Output::AddResidual)))
+        .chain([(Input::Plain, Output::AddResidual), (Input::Plain, Output::Beside)])
+        .chain(inputs.iter().filter(|input| !keeps(input)).map(|&input| (input, choice)))
         .chain(inputs.iter().filter(|input| !is_normed(input)).map(|&input| (input, Output::GatedBy(GELU))))
+        .chain(inputs.iter().filter(|input| !is_normed(input)).map(|&input| (input, by_layer)))
         .collect();
     for subgroup_min in SUBGROUPS {
         for format in FORMATS {
             // The fewest loads a row, and more than a team of lanes has.
             for columns in [Gemv::column_multiple(format), 6144] {
-                for &(input, output) in &pairs {
+                let has_heads = |&&(input, _): &&(Input, Output)| match input {
+                    Input::Combined(Combine { heads, .. }) => columns >= 4 * heads,
+                    _ => true,
+                };
+                for &(input, output) in pairs.iter().filter(has_heads) {
                     let kernel = Gemv {
                         format,
-                        rows: 257,
+                        rows: if matches!(output, Output::GatedByLayer(_)) { 256 } else { 257 },
                         columns,
                         input,
                         last_row: false,
@@ -320,6 +342,25 @@ fn rope_append() {
         for projection in cases::projections() {
             for (m, cache) in [1, 256].into_iter().zip(CACHES) {
                 check(&RopeAppend { projection, m, cache, subgroup_min }, subgroup_min);
+            }
+        }
+    }
+}
+
+#[test]
+fn decode_attention() {
+    for subgroup_min in SUBGROUPS {
+        for projection in cases::projections() {
+            for (cache, window) in CACHES.into_iter().zip([None, Some(512)]) {
+                for (count, tile) in [(1, 32), (4, 64), (16, 32)] {
+                    let splits = Splits { count, tile, window };
+                    for group in cases::groups(&projection) {
+                        let scale = 0.125;
+                        let kernel =
+                            DecodeAttention { projection, cache, scale, splits, group, subgroup_min };
+                        check(&kernel, subgroup_min);
+                    }
+                }
             }
         }
     }

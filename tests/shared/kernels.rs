@@ -255,7 +255,7 @@ async fn check_gemv(
 ) {
     let update = match input {
         Input::Norm(input) => input.update,
-        Input::Plain => None,
+        Input::Plain | Input::Combined(_) => None,
     };
     let last_row = update == Some(PostNorm::None);
     // As on a GPU for odd counts, and as on a processor for even ones.
@@ -289,6 +289,100 @@ async fn check_gemv(
     assert_close(&kernel, &outputs[0], &kernel.cpu(&dense, &twin_input, &residual), 2e-5);
     if keep {
         assert_close(&kernel, &outputs[1][..columns as usize], &twin_residual, 2e-5);
+    }
+}
+
+/// The head's choice of a token: the best of each workgroup's rows, over two shards.
+pub async fn choice(rig: &mut Rig) {
+    let noise = &mut Noise::new(12);
+    for (softcap, rows) in [(None, [64, 65]), (Some(3.0), [3, 1]), (None, [2050, 129])] {
+        let columns = 68;
+        let x = noise.values(columns as usize);
+        let mut logits = Vec::new();
+        let mut pairs: Vec<f32> = Vec::new();
+        for rows in rows {
+            let choice =
+                Choice { softcap, first_row: logits.len() as u32, first_pair: pairs.len() as u32 / 2 };
+            let kernel = Gemv {
+                format: WeightFormat::F32,
+                rows,
+                columns,
+                input: Input::Plain,
+                last_row: false,
+                output: Output::Choice(choice),
+                busy_workgroups: 256,
+                subgroup_min: rig.subgroup_min(),
+            };
+            let (mut args, dense) = weight(noise, kernel.format, rows, columns);
+            // Room beyond the last pair shows that nothing is written there.
+            let mut room = pairs.clone();
+            room.resize(pairs.len() + 2 * kernel.pairs() as usize, f32::NAN);
+            room.push(7.0);
+            args.extend([read(&x), output(rows), Arg::Write(room)]);
+            let mut outputs = rig.run(&kernel, args).await;
+            assert_close(&kernel, &outputs[0], &kernel.cpu(&dense, &x, &[]), 2e-5);
+            logits.extend(outputs[0].iter().copied());
+            assert_eq!(outputs[1].pop(), Some(7.0));
+            pairs = outputs.swap_remove(1);
+        }
+        let last = Argmax { n: pairs.len() as u32 / 2, stage: ArgmaxStage::Final };
+        let token = rig.run(&last, vec![read(&pairs), output(1)]).await;
+        assert_eq!(token[0][0].to_bits(), Argmax::cpu(&logits), "{rows:?}");
+    }
+}
+
+/// A layer's input from its halves, made in the gate that it is for, as two kernels and as three.
+pub async fn halves(rig: &mut Rig) {
+    let noise = &mut Noise::new(13);
+    for (norm, columns, layer_columns) in [(NORM, 68, 12), (GEMMA_NORM, 1536, 256)] {
+        let gemv = |rows, input, output, subgroup_min| Gemv {
+            format: WeightFormat::F32,
+            rows,
+            columns,
+            input,
+            last_row: false,
+            output,
+            busy_workgroups: 256,
+            subgroup_min,
+        };
+        let (layers, layer) = (3, 1);
+        let project = gemv(layers * layer_columns, Input::Plain, Output::Beside, rig.subgroup_min());
+        let (mut args, dense) = weight(noise, project.format, project.rows, columns);
+        let (x, tokens) = (noise.values(columns as usize), noise.values(project.rows as usize));
+        args.extend([read(&x), read(&tokens), output(2 * project.rows)]);
+        let halves = rig.run(&project, args).await.swap_remove(0);
+        assert_close(&project, &halves, &project.cpu(&dense, &x, &tokens), 2e-5);
+
+        let (activation, context_scale, token_scale) = (Activation::GeluTanh, 0.03, 1.5);
+        let made = LayerGate { activation, context_scale, token_scale, norm };
+        let update = NormInput { norm, update: Some(PostNorm::Norm), is_normed: false, keep_residual: true };
+        let gate = gemv(layer_columns, Input::Norm(update), Output::GatedByLayer(made), rig.subgroup_min());
+        let (mut args, dense) = weight(noise, gate.format, gate.rows, columns);
+        let reads: Vec<Vec<f32>> = (0..3).map(|_| noise.values(columns as usize)).collect();
+        let norm_weight = noise.values(layer_columns as usize);
+        let range = (2 * layer * layer_columns) as usize..(2 * (layer + 1) * layer_columns) as usize;
+        args.extend(reads.iter().map(|values| read(values)));
+        args.extend([read(&halves[range.clone()]), read(&norm_weight), output(gate.rows), output(columns)]);
+        let outputs = rig.run(&gate, args).await;
+
+        let unfused = PerLayerInputs {
+            m: 1,
+            last_row: false,
+            first_layer: layer,
+            layers: 1,
+            all_layers: layers,
+            columns: layer_columns,
+            context_scale,
+            token_scale,
+            norm,
+            subgroup_min: rig.subgroup_min(),
+        };
+        let half = |n: usize| halves[range.clone()].iter().copied().skip(n).step_by(2).collect::<Vec<f32>>();
+        let up = unfused.cpu(&half(0), &norm_weight, &half(1));
+        let rows: Vec<&[f32]> = reads.iter().map(Vec::as_slice).collect();
+        let (input, residual) = Input::Norm(update).cpu(&rows);
+        assert_close(&gate, &outputs[0], &gate.cpu(&dense, &input, &up), 2e-5);
+        assert_close(&gate, &outputs[1], &residual, 2e-5);
     }
 }
 
@@ -636,6 +730,112 @@ pub async fn rope_append(rig: &mut Rig) {
     }
 }
 
+/// The numbers of query heads that can share a workgroup.
+pub fn groups(projection: &Projection) -> Vec<u32> {
+    let heads = projection.heads / projection.kv_heads;
+    (1..=4).filter(|&group| heads.is_multiple_of(group)).collect()
+}
+
+pub async fn decode_attention(rig: &mut Rig) {
+    let noise = &mut Noise::new(10);
+    // Every head shape, and every norm with every source of keys and values: all together would be 45 shaders.
+    for (index, projection) in projections().into_iter().step_by(4).enumerate() {
+        let (count, tile) = [(1, 32), (3, 32), (16, 32), (2, 64)][index % 4];
+        let window = [None, Some(70)][index % 2];
+        let splits = Splits { count, tile, window };
+        let groups = groups(&projection);
+        let kernel = DecodeAttention {
+            projection,
+            cache: CacheLayout { slots: window.unwrap_or(320) + 5, format: CACHE_FORMATS[index / 2 % 2] },
+            scale: 2.0 / (projection.head_dim as f32).sqrt(),
+            splits,
+            group: groups[index % groups.len()],
+            subgroup_min: rig.subgroup_min(),
+        };
+        for position in [0, 31, 32, 200] {
+            check_decode_attention(rig, noise, &kernel, position).await;
+        }
+    }
+}
+
+async fn check_decode_attention(rig: &mut Rig, noise: &mut Noise, kernel: &DecodeAttention, position: u32) {
+    let DecodeAttention { projection, cache, splits, .. } = *kernel;
+    let Projection { heads, kv_heads, head_dim, .. } = projection;
+    let step = Step { position, rows: 1, ..Step::default() };
+    let projected = noise.values((projection.projected() * head_dim) as usize);
+    let rope = turns(noise, 1, head_dim);
+    let norms = [noise.values(head_dim as usize), noise.values(head_dim as usize)];
+    let elements = cache.slots * kv_heads * head_dim;
+    let mut caches = [(); 2].map(|()| cache_values(noise, elements, cache.format));
+
+    let appends = projection.appends();
+    let mut args = vec![read(&[step]), read(&projected), read(&rope)];
+    args.extend(projection.q_norm.map(|_| read(&norms[0])));
+    args.extend(projection.k_norm.filter(|_| appends).map(|_| read(&norms[1])));
+    args.extend(caches.iter().map(|values| {
+        let words = cached(values, cache.format);
+        if appends { Arg::Write(words) } else { read(&words) }
+    }));
+    args.push(output(splits.count * heads * head_dim));
+    args.extend((splits.count > 1).then(|| output(splits.count * heads * 2)));
+    let mut outputs = rig.run(kernel, args).await;
+
+    let [k_cache, v_cache] = &mut caches;
+    let twin = kernel.cpu(&step, &projected, &rope, [&norms[0], &norms[1]], [k_cache, v_cache]);
+    let results = outputs.split_off(if appends { 2 } else { 0 });
+    let got = match &results[..] {
+        [sums, softmax] => {
+            let softmax: Vec<[f32; 2]> = bytemuck::cast_slice(softmax).to_vec();
+            Combine { splits, heads }.cpu(position, sums, &softmax)
+        }
+        results => results[0].clone(),
+    };
+    // Where a key rounds to the neighbouring half, its score moves with it.
+    let is_exact = cache.format == CacheFormat::F32;
+    assert_close(kernel, &got, &twin, if is_exact { 2e-5 } else { 2e-3 });
+    for (got, twin) in outputs.iter().zip(&caches) {
+        assert_close(kernel, &uncached(got, cache.format), twin, if is_exact { 1e-5 } else { 1e-3 });
+    }
+}
+
+/// The output projection's reading of splits, used and not.
+pub async fn combine(rig: &mut Rig) {
+    let noise = &mut Noise::new(11);
+    for (heads, columns, count, window) in
+        [(1, 64, 2, None), (9, 576, 7, Some(100)), (8, 2048, 16, None), (200, 1600, 5, None)]
+    {
+        for (position, output) in [(0, Output::Plain), (40, Output::AddResidual), (700, Output::Plain)] {
+            let combine = Combine { splits: Splits { count, tile: 32, window }, heads };
+            let kernel = Gemv {
+                format: WeightFormat::F32,
+                rows: 65,
+                columns,
+                input: Input::Combined(combine),
+                last_row: false,
+                output,
+                busy_workgroups: 256,
+                subgroup_min: rig.subgroup_min(),
+            };
+            let (mut args, dense) = weight(noise, kernel.format, kernel.rows, columns);
+            let used = combine.splits.used(position);
+            // What the splits that are not used left is never read.
+            let mut sums = noise.values((used * columns) as usize);
+            sums.resize((count * columns) as usize, f32::NAN);
+            let mut softmax: Vec<[f32; 2]> =
+                (0..used * heads).map(|_| [noise.value() * 9.0, 1.5 + noise.value()]).collect();
+            softmax.resize((count * heads) as usize, [f32::NAN; 2]);
+            let residual = noise.values(65);
+            let step = Step { position, rows: 1, ..Step::default() };
+            args.extend([read(&[step]), read(&sums), read(&softmax)]);
+            args.extend((output == Output::AddResidual).then(|| read(&residual)));
+            args.push(self::output(65));
+            let outputs = rig.run(&kernel, args).await;
+            let input = combine.cpu(position, &sums, &softmax);
+            assert_close(&kernel, &outputs[0], &kernel.cpu(&dense, &input, &residual), 2e-5);
+        }
+    }
+}
+
 pub async fn attention(rig: &mut Rig) {
     let noise = &mut Noise::new(7);
     let heads = [(4, 2, 16), (9, 3, 64), (4, 1, 256), (2, 2, 36), (2, 1, 512)];
@@ -686,7 +886,7 @@ pub async fn argmax(rig: &mut Rig) {
         logits[best] = 2.0;
         logits[n as usize - 1] = if best == n as usize - 1 { 2.0 } else { 2.0 - 1e-6 };
         let pairs = rig.run(&first, vec![read(&logits), output(2 * first.pairs())]).await;
-        let last = Argmax { n, stage: ArgmaxStage::Final };
+        let last = Argmax { n: first.pairs(), stage: ArgmaxStage::Final };
         let token = rig.run(&last, vec![read(&pairs[0]), output(1)]).await;
         assert_eq!(token[0][0].to_bits(), Argmax::cpu(&logits), "{n} logits");
     }
@@ -724,7 +924,7 @@ pub async fn sampling(rig: &mut Rig) {
             let first = Argmax { n, stage: ArgmaxStage::SampledSlices };
             let args = vec![read(&[*step]), read(&twin), read(&logits), output(2 * first.pairs())];
             let pairs = rig.run(&first, args).await;
-            let last = Argmax { n, stage: ArgmaxStage::Final };
+            let last = Argmax { n: first.pairs(), stage: ArgmaxStage::Final };
             let token = rig.run(&last, vec![read(&pairs[0]), output(1)]).await;
             assert_eq!(token[0][0].to_bits(), Argmax::cpu_sampled(step, twin, &logits), "{step:?}");
         }
