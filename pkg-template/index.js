@@ -25,27 +25,12 @@ export class Model {
   }
 
   static async load(source, options = {}) {
-    const { signal, onProgress, ...settings } = checkLoadOptions(options);
-    const location = checkSource(source);
-    const stop = new AbortController();
-    const unfollow = follow(stop, signal);
-    // A listener that throws ends the load, and its error is what the load rejects with.
-    const report = (event) => {
-      try {
-        onProgress?.(event);
-      } catch (error) {
-        stop.abort(error);
-      }
-    };
-    try {
-      stop.signal.throwIfAborted();
-      checkWebGpu();
-      await unlessAborted(startWasm(), stop.signal);
-      const callbacks = { onProgress: report, signal: stop.signal };
-      return new Model(await settled(() => Engine.load(location, settings, callbacks), stop.signal));
-    } finally {
-      unfollow();
-    }
+    const call = (...request) => Engine.load(...request);
+    return new Model(await request(source, options, call));
+  }
+
+  static async plan(source, options = {}) {
+    return request(source, options, (...request) => Engine.plan(...request));
   }
 
   generate(input, options = {}) {
@@ -91,6 +76,31 @@ if (Symbol.dispose) {
   Model.prototype[Symbol.dispose] = function () {
     this.dispose();
   };
+}
+
+/** What `call` resolves to for a model's location, its options and the callbacks of the wasm core. */
+async function request(source, options, call) {
+  const { signal, onProgress, ...settings } = checkLoadOptions(options);
+  const location = checkSource(source);
+  const stop = new AbortController();
+  const unfollow = follow(stop, signal);
+  // A listener that throws ends the load, and its error is what the load rejects with.
+  const report = (event) => {
+    try {
+      onProgress?.(event);
+    } catch (error) {
+      stop.abort(error);
+    }
+  };
+  try {
+    stop.signal.throwIfAborted();
+    checkWebGpu();
+    await unlessAborted(startWasm(), stop.signal);
+    const callbacks = { onProgress: report, signal: stop.signal };
+    return await settled(() => call(location, settings, callbacks), stop.signal);
+  } finally {
+    unfollow();
+  }
 }
 
 class Generation {

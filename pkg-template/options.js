@@ -16,6 +16,7 @@ const abortSignal = { expected: "an AbortSignal", accepts: (value) => value inst
 const LOAD_OPTIONS = {
   dtype: { expected: "a string", accepts: (value) => typeof value === "string" },
   context: integerFrom(1),
+  memoryBudget: integerFrom(1),
   cache: { expected: "true or false", accepts: (value) => typeof value === "boolean" },
   onProgress: { expected: "a function", accepts: (value) => typeof value === "function" },
   signal: abortSignal,

@@ -390,6 +390,26 @@ impl LoadObserver for Impatient {
 }
 
 #[test]
+fn weights_at_odd_addresses_are_the_same_weights() {
+    pollster::block_on(async {
+        let gpu = gpu().await;
+        let mut shifted = files();
+        edit_header(&mut shifted, |header| {
+            let header = header.trim_end();
+            let padding = if header.len().is_multiple_of(2) { " " } else { "" };
+            with_length(format!("{header}{padding}"))
+        });
+        let aligned = load(&gpu).await;
+        let odd = load_with(&gpu, shifted, LoadOptions::default()).await.expect("the model");
+        let mut ids = Vec::new();
+        for model in [aligned, odd] {
+            ids.push(finish(&mut model.generate(&text("the"), some(8)).expect("a generation")).await.1);
+        }
+        assert_eq!(ids[0], ids[1]);
+    });
+}
+
+#[test]
 fn an_aborted_load_leaves_nothing_and_a_dropped_model_too() {
     pollster::block_on(async {
         let gpu = gpu().await;
@@ -407,34 +427,53 @@ fn an_aborted_load_leaves_nothing_and_a_dropped_model_too() {
     });
 }
 
-/// Keeps (loaded, total, cached) of the events.
+/// Keeps (loaded, total, from cache) of the downloads, and the names of all events.
 #[derive(Default)]
-struct Recorder(std::cell::RefCell<Vec<(u64, u64, u64)>>);
+struct Recorder {
+    downloads: std::cell::RefCell<Vec<(u64, u64, u64)>>,
+    names: std::cell::RefCell<Vec<&'static str>>,
+}
 
 impl LoadObserver for Recorder {
     fn event(&self, event: LoadEvent<'_>) {
-        if let LoadEvent::Weights { loaded_bytes, total_bytes, cached_bytes, .. } = event {
-            self.0.borrow_mut().push((loaded_bytes, total_bytes, cached_bytes));
+        let name = match event {
+            LoadEvent::Open { .. } => "open",
+            LoadEvent::Download { loaded, total, from_cache, .. } => {
+                self.downloads.borrow_mut().push((loaded, total, from_cache));
+                "download"
+            }
+            LoadEvent::Compile => "compile",
+            LoadEvent::Uncached { .. } => "uncached",
+            LoadEvent::Unused { .. } => "unused",
+        };
+        let mut names = self.names.borrow_mut();
+        if names.last() != Some(&name) {
+            names.push(name);
         }
     }
 }
 
 #[test]
-fn progress_only_grows_and_ends_complete_and_tells_what_came_from_the_store() {
+fn progress_begins_at_once_and_only_grows_and_ends_complete_and_tells_what_came_from_the_store() {
     pollster::block_on(async {
         let gpu = gpu().await;
         let store = Rc::new(MemoryStore::new());
-        let total = files()["model.safetensors"].len() as u64;
+        let total = (files()["model.safetensors"].len() + files()["tokenizer.json"].len()) as u64;
         for cached in [0, total] {
             let recorder = Rc::new(Recorder::default());
             // Files in memory have no validator, without which nothing is stored.
             let repo = Repo::new(FolderOpener::new(FOLDER)).with_store(store.clone());
             Model::load(&gpu, repo, LoadOptions::default(), recorder.clone()).await.expect("the model");
-            let events = recorder.0.borrow();
-            assert!(events.windows(2).all(|pair| pair[0].0 <= pair[1].0));
-            assert!(events.iter().all(|event| event.1 == total));
-            assert_eq!(events.last(), Some(&(total, total, cached)));
+            let downloads = recorder.downloads.borrow();
+            assert!(downloads.windows(2).all(|pair| pair[0].0 <= pair[1].0 && pair[0].2 <= pair[1].2));
+            assert!(downloads.iter().all(|event| event.1 == total), "{downloads:?}");
+            assert_eq!(downloads.last(), Some(&(total, total, cached)));
+            assert_eq!(*recorder.names.borrow(), ["open", "download", "compile"]);
         }
+        let recorder = Rc::new(Recorder::default());
+        let nowhere = Repo::new(MemoryOpener::new(Files::new()));
+        assert!(Model::load(&gpu, nowhere, LoadOptions::default(), recorder.clone()).await.is_err());
+        assert_eq!(*recorder.names.borrow(), ["open"]);
     });
 }
 
@@ -445,8 +484,9 @@ fn every_dtype_loads_and_generates() {
         let mut weights = Vec::new();
         for dtype in [WeightDtype::F32, WeightDtype::Auto, WeightDtype::F16, WeightDtype::Q8, WeightDtype::Q4]
         {
-            let model =
-                load_with(&gpu, files(), LoadOptions { dtype, context: None }).await.expect("the model");
+            let model = load_with(&gpu, files(), LoadOptions { dtype, ..LoadOptions::default() })
+                .await
+                .expect("the model");
             let (_, ids) = finish(&mut model.generate(&text("the"), some(4)).expect("a generation")).await;
             assert!(!ids.is_empty());
             weights.push(gpu.ledger().live(jird::gpu::Usage::Weights));

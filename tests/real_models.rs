@@ -20,7 +20,7 @@ fn check(folder: &str, reference: &str) {
     let ids = pollster::block_on(async {
         let gpu = Gpu::open(GpuOptions::default()).await.expect("a GPU device");
         let repo = Repo::new(FolderOpener::new(models.join(folder)));
-        let options = LoadOptions { dtype: WeightDtype::F32, context: Some(64) };
+        let options = LoadOptions { dtype: WeightDtype::F32, context: Some(64), ..LoadOptions::default() };
         let model = Model::load(&gpu, repo, options, Rc::new(())).await.expect("the model");
         let prompt = Prompt::Text(expected["prompt"].as_str().expect("a prompt").to_owned());
         let options = GenerateOptions { max_tokens: Some(16), ..GenerateOptions::default() };

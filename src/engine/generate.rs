@@ -7,16 +7,13 @@ use serde_json::Value as Json;
 use web_time::Instant;
 
 use super::load::Model;
+use super::session::STEPS_IN_FLIGHT;
 use crate::error::{Code, Error, Result};
 use crate::gpu::Readback;
 use crate::kernels::Step;
 use crate::nn::Sampler;
 use crate::text::chat::{LocalTime, RenderOptions, encode_rendered};
 use crate::text::{StopSequences, StreamDecoder};
-
-/// Steps on their way at once: the next is submitted before the last one's token is known, which it reads on
-/// the GPU, so that the GPU does not wait for the CPU.
-const STEPS_IN_FLIGHT: usize = 2;
 
 /// What to continue.
 #[derive(Clone, Debug)]

@@ -5,9 +5,11 @@
 
 mod generate;
 mod load;
+mod memory;
 mod progress;
 mod session;
 
 pub use generate::{FinishReason, GenerateOptions, Generation, Piece, Prompt, Stats};
 pub use load::{LoadOptions, Model};
+pub use memory::MemoryPlan;
 pub use progress::{LoadEvent, LoadObserver};

@@ -8,13 +8,17 @@ use crate::gpu::{Gpu, Readback};
 use crate::kernels::Step;
 use crate::models::{State, TextModel};
 use crate::nn::Sampler;
-use crate::plan::{Plan, PlanBuilder};
+use crate::plan::{Plan, PlanBuilder, Pool};
 
 /// Rows of the prefill plans: a chunk of the prompt takes the smallest that holds it.
 const BUCKETS: [u32; 3] = [16, 64, 256];
 
 /// The most rows of a plan.
 pub(super) const MAX_ROWS: u32 = BUCKETS[BUCKETS.len() - 1];
+
+/// Steps on their way at once: the next is submitted before the last one's token is known, which it reads on
+/// the GPU, so that the GPU does not wait for the CPU.
+pub(super) const STEPS_IN_FLIGHT: usize = 2;
 
 /// Which plan: for how many rows, and how it ends.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -24,20 +28,45 @@ struct PlanKey {
     sampler: Option<Sampler>,
 }
 
+impl PlanKey {
+    /// Every plan that a session may come to need.
+    fn all() -> impl Iterator<Item = Self> {
+        let ends = [Some(Sampler::Greedy), Some(Sampler::Sampled)];
+        let rows = std::iter::once(1).chain(BUCKETS);
+        rows.flat_map(move |rows| ends.map(|sampler| PlanKey { rows, sampler }))
+            .chain([PlanKey { rows: MAX_ROWS, sampler: None }])
+    }
+}
+
+fn record(gpu: &Rc<Gpu>, model: &dyn TextModel, state: &State, key: PlanKey) -> PlanBuilder {
+    let mut builder = PlanBuilder::new(gpu, key.rows, true);
+    let mut residual = model.forward(&mut builder, state);
+    if let Some(sampler) = key.sampler {
+        let logits = model.logits(&mut builder, state, &mut residual);
+        sampler.forward(&mut builder, &state.inputs, logits);
+    }
+    builder
+}
+
 /// State, plans, and the position that they have reached.
 pub(super) struct Session {
     gpu: Rc<Gpu>,
     state: State,
+    /// Buffers of the plans, which run one after the other.
+    pool: Pool,
     plans: HashMap<PlanKey, Rc<Plan>>,
     readbacks: Vec<Readback>,
     position: u32,
 }
 
 impl Session {
-    /// A session of up to `context` positions.
+    /// A session of up to `context` positions. Everything that it will ever hold is reserved here.
     pub fn new(gpu: &Rc<Gpu>, model: &dyn TextModel, context: u32) -> Result<Self> {
         let state = State::new(gpu, model.dimensions(), context, MAX_ROWS)?;
-        Ok(Self { gpu: gpu.clone(), state, plans: HashMap::new(), readbacks: Vec::new(), position: 0 })
+        let readback = || Readback::new(gpu, state.inputs.tokens.clone(), 0..4);
+        let readbacks = (0..STEPS_IN_FLIGHT).map(|_| readback()).collect::<Result<_>>()?;
+        let pool = Pool::reserve(gpu, PlanKey::all().map(|key| record(gpu, model, &state, key)))?;
+        Ok(Self { gpu: gpu.clone(), state, pool, plans: HashMap::new(), readbacks, position: 0 })
     }
 
     /// Forgets every position.
@@ -109,13 +138,7 @@ impl Session {
         if let Some(plan) = self.plans.get(&key) {
             return Ok(plan.clone());
         }
-        let mut builder = PlanBuilder::new(&self.gpu, key.rows, true);
-        let mut residual = model.forward(&mut builder, &self.state);
-        if let Some(sampler) = key.sampler {
-            let logits = model.logits(&mut builder, &self.state, &mut residual);
-            sampler.forward(&mut builder, &self.state.inputs, logits);
-        }
-        let plan = Rc::new(builder.compile()?);
+        let plan = Rc::new(record(&self.gpu, model, &self.state, key).compile_in(&self.pool)?);
         self.plans.insert(key, plan.clone());
         Ok(plan)
     }

@@ -18,6 +18,9 @@ pub const BLOCK_SIZE: u64 = 8 << 20;
 /// tensor that ends in one block is followed by one that begins there.
 const RECENT_BLOCKS: usize = 2;
 
+/// Bytes of blocks that a load may hold in memory.
+pub const HELD_BYTES: u64 = RECENT_BLOCKS as u64 * BLOCK_SIZE;
+
 /// How far one file has come, in bytes. A block counts once, when it is first loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress<'a> {
@@ -183,6 +186,15 @@ impl BlockFile {
                 .got(self.size().to_string()));
         }
         self.read(0..self.size()).await
+    }
+
+    /// Bytes of the blocks that hold `ranges`: what is loaded when these are read.
+    pub fn bytes_of_blocks(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> u64 {
+        let is_empty = |range: &Range<u64>| range.start >= range.end;
+        let ranges = ranges.into_iter().filter(|range| !is_empty(range));
+        let blocks = ranges.flat_map(|range| range.start / BLOCK_SIZE..=(range.end - 1) / BLOCK_SIZE);
+        let length = |extent: Range<u64>| extent.end - extent.start;
+        blocks.collect::<BTreeSet<u64>>().into_iter().map(|block| length(self.extent(block))).sum()
     }
 
     fn asked(&self, range: &Range<u64>) -> String {

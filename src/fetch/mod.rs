@@ -23,7 +23,7 @@ mod store;
 
 #[cfg(target_arch = "wasm32")]
 pub use blob::BlobOpener;
-pub use block_file::{BLOCK_SIZE, BlockFile, FetchEvent, Observer, Progress};
+pub use block_file::{BLOCK_SIZE, BlockFile, FetchEvent, HELD_BYTES, Observer, Progress};
 #[cfg(target_arch = "wasm32")]
 pub use cache::CacheStore;
 #[cfg(target_arch = "wasm32")]

@@ -17,7 +17,6 @@ use crate::engine::{LoadOptions, Model};
 use crate::error::{Code, Error, Result};
 use crate::fetch::{BlobOpener, CacheStore, HttpOpener, Repo};
 use crate::gpu::{Gpu, GpuOptions};
-use crate::nn::WeightDtype;
 use generation::Generation;
 use observer::Observer;
 use options::{GenerateJs, LoadJs, now, prompt, read};
@@ -50,13 +49,23 @@ pub struct Engine {
 impl Engine {
     /// Loads the model at `location`: a URL, a hub id, or `{ files: { name: Blob } }`.
     ///
-    /// `options`: `dtype`, `context`, `cache`. `callbacks`: `onProgress(event)`, `signal`.
+    /// `options`: `dtype`, `context`, `memoryBudget`, `cache`. `callbacks`: `onProgress(event)`, `signal`.
     pub async fn load(
         location: JsValue,
         options: JsValue,
         callbacks: JsValue,
     ) -> std::result::Result<Engine, JsValue> {
         Self::try_load(location, options, callbacks).await.map_err(thrown)
+    }
+
+    /// What a load with these arguments would take, in bytes: `{ weights, kvCache, activations, other,
+    /// gpuBytes, tokenizer, staging, heapBytes, totalBytes, downloadBytes, fits }`.
+    pub async fn plan(
+        location: JsValue,
+        options: JsValue,
+        callbacks: JsValue,
+    ) -> std::result::Result<Object, JsValue> {
+        Self::try_plan(location, options, callbacks).await.map_err(thrown)
     }
 
     /// Prepares the continuation of `input`, a string or an array of messages.
@@ -90,23 +99,57 @@ impl Engine {
     }
 
     async fn try_load(location: JsValue, options: JsValue, callbacks: JsValue) -> Result<Engine> {
-        let options: LoadJs = read("the options of load", options)?;
-        let dtype = options.dtype.unwrap_or_else(|| "auto".to_owned());
-        let load = LoadOptions { dtype: WeightDtype::parse(&dtype)?, context: options.context };
-        let callback = |name: &str| Reflect::get(&callbacks, &name.into()).unwrap_or_default();
-        let signal: Option<AbortSignal> = callback("signal").dyn_into().ok();
-        let on_progress: Option<Function> = callback("onProgress").dyn_into().ok();
-        let observer = Rc::new(Observer::new(on_progress, signal.clone()));
-        let repo = repo(location, options.cache.unwrap_or(true), signal, &observer).await?;
-        let gpu = Gpu::open(GpuOptions::default()).await?;
+        let Wish { repo, gpu, load, dtype, observer } = Wish::read(location, options, callbacks).await?;
         let model = Model::load(&gpu, repo, load, observer).await?;
         Ok(Engine { model, dtype })
+    }
+
+    async fn try_plan(location: JsValue, options: JsValue, callbacks: JsValue) -> Result<Object> {
+        let Wish { repo, gpu, load, .. } = Wish::read(location, options, callbacks).await?;
+        let plan = Model::plan(&gpu, &repo, load).await?;
+        let bytes = |bytes: u64| JsValue::from(bytes as f64);
+        Ok(object([
+            ("weights", bytes(plan.weights)),
+            ("kvCache", bytes(plan.kv_cache)),
+            ("activations", bytes(plan.activations)),
+            ("other", bytes(plan.other)),
+            ("gpuBytes", bytes(plan.gpu_bytes())),
+            ("tokenizer", bytes(plan.tokenizer)),
+            ("staging", bytes(plan.staging)),
+            ("heapBytes", bytes(plan.heap_bytes)),
+            ("totalBytes", bytes(plan.total_bytes())),
+            ("downloadBytes", bytes(plan.download_bytes)),
+            ("fits", plan.fits().into()),
+        ]))
     }
 
     fn try_start(&self, input: JsValue, options: JsValue) -> Result<Generation> {
         let options: GenerateJs = read("the options of generate", options)?;
         let generation = self.model.generate(&prompt(input)?, options.into_options(now()))?;
         Ok(Generation::new(generation))
+    }
+}
+
+/// The arguments of a load or a plan.
+struct Wish {
+    repo: Repo,
+    gpu: Rc<Gpu>,
+    load: LoadOptions,
+    dtype: String,
+    observer: Rc<Observer>,
+}
+
+impl Wish {
+    async fn read(location: JsValue, options: JsValue, callbacks: JsValue) -> Result<Self> {
+        let options: LoadJs = read("the options of load", options)?;
+        let load = options.load_options()?;
+        let callback = |name: &str| Reflect::get(&callbacks, &name.into()).unwrap_or_default();
+        let signal: Option<AbortSignal> = callback("signal").dyn_into().ok();
+        let on_progress: Option<Function> = callback("onProgress").dyn_into().ok();
+        let observer = Rc::new(Observer::new(on_progress, signal.clone()));
+        let repo = repo(location, options.cache.unwrap_or(true), signal, &observer).await?;
+        let gpu = Gpu::open(GpuOptions::default()).await?;
+        Ok(Self { repo, gpu, load, dtype: options.dtype().to_owned(), observer })
     }
 }
 

@@ -1,7 +1,7 @@
 // A consumer of the package, for `tsc --strict`: what must compile, and what must not.
 
 import { JirdError, Model } from "jird";
-import type { ErrorCode, Generation, GenerationStats, LoadProgress, MemoryLedger, Message, ModelInfo } from "jird";
+import type { ErrorCode, Generation, GenerationStats, LoadProgress, MemoryLedger, MemoryPlan, Message, ModelInfo } from "jird";
 
 const controller = new AbortController();
 
@@ -42,21 +42,28 @@ export async function use(files: FileList, file: File): Promise<string> {
   return text;
 }
 
+export async function fits(): Promise<boolean> {
+  const plan: MemoryPlan = await Model.plan("owner/name", { dtype: "q4", memoryBudget: 1_500_000_000 });
+  return plan.fits && plan.gpuBytes + plan.heapBytes === plan.totalBytes;
+}
+
 export async function scoped(): Promise<void> {
   using model = await Model.load("./models/smollm2");
   console.log(model.info.context);
 }
 
 function describe(event: LoadProgress): string {
-  switch (event.type) {
-    case "file":
+  switch (event.phase) {
+    case "open":
       return event.file;
-    case "weights":
-      return `${event.loadedBytes - event.cachedBytes} of ${event.totalBytes}`;
-    case "uncached":
-      return event.message;
+    case "download":
+      return `${event.loaded - event.fromCache} of ${event.total}`;
     case "compile":
       return "compiling";
+    case "uncached":
+      return event.message;
+    case "unused":
+      return event.tensors.join();
     default:
       return event satisfies never;
   }
