@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut generation = model.generate(&Prompt::Text(prompt.clone()), options)?;
         let mut ids = Vec::new();
         while let Some(piece) = generation.next().await? {
-            print!("{}", piece.text);
+            print!("{}", piece.text());
             ids.extend(piece.ids);
         }
         println!("\n{ids:?}\n{:?}", generation.stats());

@@ -35,9 +35,19 @@ export class Model {
    * A string is continued as it is; messages go through the model's chat template. Generations of one
    * model run one at a time, in the order in which they are first read from; the others wait.
    *
+   * What the model holds of the input's beginning, from the generation before, is not computed again: so a
+   * further turn of a conversation costs its own tokens only. Conversations that take turns with each other
+   * should have a {@link session} each.
+   *
    * @throws JirdError at once, with code `invalid_argument` or `disposed`.
    */
   generate(input: string | readonly Message[], options?: GenerateOptions): Generation;
+
+  /**
+   * Opens a conversation beside the model's own, with a KV cache of its own in the model's memory.
+   * Rejects with `out_of_memory` when that does not fit.
+   */
+  session(options?: SessionOptions): Promise<Session>;
 
   /** What was loaded. */
   readonly info: ModelInfo;
@@ -46,12 +56,29 @@ export class Model {
   readonly memory: MemoryLedger;
 
   /**
-   * Frees the model's memory. Running and waiting generations reject with code `disposed`.
+   * Frees the model's memory and its sessions'. Running and waiting generations reject with code `disposed`.
    * Resolves when the memory is free. A second call does nothing.
    */
   dispose(): Promise<void>;
 
   /** The same as {@link dispose}, for `using model = await Model.load(…)`. */
+  [Symbol.dispose](): void;
+}
+
+export interface SessionOptions {
+  /** Tokens of prompt and answer together that it remembers. Default: as many as the model. */
+  context?: number;
+}
+
+/** A conversation that the model remembers while it answers in others. Made by {@link Model.session}. */
+export interface Session {
+  /** As {@link Model.generate}, in this conversation. The model runs one generation at a time over all of them. */
+  generate(input: string | readonly Message[], options?: GenerateOptions): Generation;
+
+  /** Frees the session's memory. Its running and waiting generations reject with code `disposed`. */
+  dispose(): Promise<void>;
+
+  /** The same as {@link dispose}. */
   [Symbol.dispose](): void;
 }
 
@@ -116,7 +143,9 @@ export interface MemoryPlan {
   gpuBytes: number;
   /** The tokenizer's tables, on the heap. */
   tokenizer: number;
-  /** What the heap holds beside them while weights stream through it. */
+  /** The cache, on the heap, of rows that are read where they are stored: of Gemma 4's per-layer embeddings. */
+  rows: number;
+  /** What the heap holds while weights stream through it. */
   staging: number;
   /** The highest that the heap comes to. */
   heapBytes: number;
@@ -128,11 +157,68 @@ export interface MemoryPlan {
   fits: boolean;
 }
 
-/** One turn of a chat. */
+/** One message of a chat. What {@link Generation.message} resolves to can be given back as it is. */
 export interface Message {
   /** As the model's chat template knows them; the usual ones are named here. */
-  role: "system" | "user" | "assistant" | (string & {});
+  role: "system" | "user" | "assistant" | "tool" | (string & {});
+  /** What is said; in a message of role `tool`, what the function gave, as text or as any JSON value. */
+  content: string | readonly ContentPart[] | JsonValue;
+  /** In a message of role `tool`: the function's name. Several results stand in the order of the calls. */
+  name?: string;
+  /** What the model thought. It is shown to the model again only between its tool calls, not in later turns. */
+  thinking?: string;
+  /** The functions that the model asked to be called. */
+  toolCalls?: readonly ToolCall[];
+  /** Not shown to the model again. */
+  malformedToolCalls?: readonly MalformedToolCall[];
+}
+
+/** A part of a message. Images and sounds are refused with code `unsupported`: jird reads text only so far. */
+export type ContentPart = { type: "text"; text: string } | { type: "image" } | { type: "audio" };
+
+export type JsonValue = string | number | boolean | null | readonly JsonValue[] | { readonly [key: string]: JsonValue };
+
+/** A function that the model may ask to be called, in the form that OpenAI's API made common. */
+export interface Tool {
+  type: "function";
+  function: {
+    name: string;
+    description?: string;
+    /** A JSON Schema of the arguments, of type `object`. */
+    parameters?: object;
+  };
+}
+
+/** The model asks for a call. Its arguments are as the model wrote them: check them before you use them. */
+export interface ToolCall {
+  name: string;
+  arguments: { [name: string]: JsonValue };
+}
+
+/** What the model marked as a call and could not be read as one. */
+export interface MalformedToolCall {
+  /** The text between the call's markers. */
+  raw: string;
+  /** What is wrong with it. */
+  problem: string;
+}
+
+/** A piece of the output. */
+export type OutputPart =
+  /** Of the answer. */
+  | { type: "text"; text: string }
+  /** Of what the model thinks before it answers. */
+  | { type: "thinking"; text: string }
+  | ({ type: "toolCall" } & ToolCall)
+  | ({ type: "malformedToolCall" } & MalformedToolCall);
+
+/** What the model said, as a message to go on with. */
+export interface AssistantMessage extends Message {
+  role: "assistant";
   content: string;
+  thinking: string;
+  toolCalls: ToolCall[];
+  malformedToolCalls?: MalformedToolCall[];
 }
 
 export interface GenerateOptions {
@@ -148,24 +234,46 @@ export interface GenerateOptions {
   minP?: number;
   /** Makes sampling repeatable. A whole number of at least 0. */
   seed?: number;
-  /** The answer ends before any of these strings. */
+  /** The answer's text ends before any of these strings. */
   stop?: string | readonly string[];
+  /** Functions that the model may ask to be called. For messages. */
+  tools?: readonly Tool[];
+  /** Whether the model is to think before it answers, if it can. Default: as its chat template has it. For messages. */
+  thinking?: boolean;
+  /**
+   * What to do when the context is full. `error`, the default: a prompt that leaves no room rejects with
+   * `context_full`, and an answer that fills the context ends (`finishReason: "context"`).
+   *
+   * `slide`: what is oldest is left out. Of messages whose prompt leaves less room than `maxTokens` (at most a
+   * quarter of the context), the oldest turns are left out, as few as bring it down to half the context. A turn is
+   * a user message with all that follows it before the next; the last turn and the messages before the first one
+   * (the system message) stay. Of a string, its beginning-of-text token and the newest tokens stay. An answer that
+   * fills the context goes on after the prompt was shortened in this way, or ends when no turn is left to leave out.
+   */
+  contextFull?: "error" | "slide";
   /** Ends this generation, or its waiting, when it aborts. */
   signal?: AbortSignal;
 }
 
 /**
- * The text being generated, in pieces, as an async iterable. It can be iterated once.
+ * The output being generated. As an async iterable it is the answer's text in pieces; {@link parts} has the
+ * thinking and the tool calls too. It can be iterated once, in one of the two ways.
  *
  * Leaving the loop early ends the generation and frees what it held. An iterator that is neither
  * finished nor aborted makes the model's other generations wait.
  */
 export interface Generation extends AsyncIterable<string> {
+  /** Everything that the model says, in order. */
+  parts(): AsyncIterable<OutputPart>;
+
   /**
    * The whole text: generates it, if nobody has begun to iterate, or waits for the end of the iteration.
    * After an early end it is the text so far.
    */
   text(): Promise<string>;
+
+  /** The same as {@link text}, with thinking and tool calls, as a message to append to the conversation. */
+  message(): Promise<AssistantMessage>;
 
   /** The numbers so far. */
   readonly stats: GenerationStats;
@@ -175,15 +283,20 @@ export interface Generation extends AsyncIterable<string> {
 }
 
 export interface GenerationStats {
-  /** Tokens of the prompt, as the tokenizer and the chat template made them. */
+  /** Tokens of the prompt, as the tokenizer and the chat template made them, without what was left out. */
   promptTokens: number;
+  /** Those of them that the model still held and did not compute again. */
+  cachedTokens: number;
   newTokens: number;
   /** Milliseconds from the start of the computation to the first new token. */
   firstTokenMs?: number;
   /** New tokens per second after the first one. */
   tokensPerSecond?: number;
-  /** Why it ended: the model or a stop string ended it, `maxTokens` were reached, or the caller stopped. */
-  finishReason?: "stop" | "length" | "cancelled";
+  /**
+   * Why it ended: the model or a stop string ended it, the model waits for the results of its tool calls,
+   * `maxTokens` were reached, the context is full, or the caller stopped.
+   */
+  finishReason?: "stop" | "tool_calls" | "length" | "context" | "cancelled";
 }
 
 export interface ModelInfo {

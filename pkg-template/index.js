@@ -4,17 +4,17 @@
 import { follow, unlessAborted } from "./abort.js";
 import { JirdError, toJirdError } from "./error.js";
 import init, { Engine } from "./jird.js";
-import { checkGenerateOptions, checkInput, checkLoadOptions, checkSource } from "./options.js";
+import { checkGenerateOptions, checkInput, checkLoadOptions, checkSessionOptions, checkSource } from "./options.js";
 import { Queue } from "./queue.js";
 
 export { JirdError };
 
 export class Model {
   #engine;
-  /** Calls of one engine must not overlap. */
+  /** Generations of all conversations, which must not overlap. */
   #queue = new Queue();
-  /** Aborts with the "disposed" error that waiting and running calls reject with. */
-  #closing = new AbortController();
+  #conversation;
+  #sessions = new Set();
   #closed;
 
   constructor(engine) {
@@ -22,6 +22,7 @@ export class Model {
       throw new JirdError("invalid_argument", "could not make a model: use Model.load in place of new Model.");
     }
     this.#engine = engine;
+    this.#conversation = new Conversation(engine, this.#queue, "the model was disposed of. Load it again.");
   }
 
   static async load(source, options = {}) {
@@ -33,24 +34,28 @@ export class Model {
     return request(source, options, (...request) => Engine.plan(...request));
   }
 
-  generate(input, options = {}) {
-    this.#checkOpen("generate");
-    const { signal, ...settings } = checkGenerateOptions(options);
-    const checked = checkInput(input);
-    return new Generation({
-      start: () => this.#engine.start(checked, settings),
-      queue: this.#queue,
-      signals: [signal, this.#closing.signal],
+  generate(input, options) {
+    return this.#conversation.generate(input, options);
+  }
+
+  async session(options = {}) {
+    const asked = "open a session";
+    this.#conversation.checkOpen(asked);
+    const settings = checkSessionOptions(asked, options);
+    const session = new Session(coreCall(() => this.#engine.session(settings)), this.#queue, () => {
+      this.#sessions.delete(session);
     });
+    this.#sessions.add(session);
+    return session;
   }
 
   get info() {
-    this.#checkOpen("describe the model");
+    this.#conversation.checkOpen("describe the model");
     return this.#engine.info();
   }
 
   get memory() {
-    this.#checkOpen("count the model's memory");
+    this.#conversation.checkOpen("count the model's memory");
     return this.#engine.memory();
   }
 
@@ -60,22 +65,85 @@ export class Model {
   }
 
   async #close() {
-    this.#closing.abort(new JirdError("disposed", "could not go on: the model was disposed of. Load it again."));
-    await this.#queue.enter();
+    const ended = [...this.#sessions].map((session) => session.dispose());
+    await Promise.all([...ended, this.#conversation.close()]);
     this.#engine.free();
   }
+}
 
-  #checkOpen(asked) {
-    if (!this.#closed) return;
-    throw new JirdError("disposed", `could not ${asked}: the model was disposed of. Load it again.`);
+class Session {
+  #core;
+  #conversation;
+  #forget;
+  #closed;
+
+  constructor(core, queue, forget) {
+    this.#core = core;
+    this.#conversation = new Conversation(core, queue, "the session was disposed of. Open another one.");
+    this.#forget = forget;
+  }
+
+  generate(input, options) {
+    return this.#conversation.generate(input, options);
+  }
+
+  dispose() {
+    this.#closed ??= this.#close();
+    return this.#closed;
+  }
+
+  async #close() {
+    await this.#conversation.close();
+    this.#core.free();
+    this.#forget();
   }
 }
 
 // Symbol.dispose is younger than WebGPU in some browsers.
 if (Symbol.dispose) {
-  Model.prototype[Symbol.dispose] = function () {
-    this.dispose();
-  };
+  for (const { prototype } of [Model, Session]) {
+    prototype[Symbol.dispose] = function () {
+      this.dispose();
+    };
+  }
+}
+
+/** The generations of one conversation: they run in order, and end when it closes. */
+class Conversation {
+  #core;
+  /** Its own queue before that of the device, so that it can close while others run. */
+  #queue = new Queue();
+  #deviceQueue;
+  #disposed;
+  /** Aborts with the "disposed" error that waiting and running calls reject with. */
+  #closing = new AbortController();
+
+  constructor(core, deviceQueue, disposed) {
+    this.#core = core;
+    this.#deviceQueue = deviceQueue;
+    this.#disposed = disposed;
+  }
+
+  generate(input, options = {}) {
+    this.checkOpen("generate");
+    const { signal, ...settings } = checkGenerateOptions(options);
+    const checked = checkInput(input);
+    return new Generation({
+      start: () => this.#core.start(checked, settings),
+      queues: [this.#queue, this.#deviceQueue],
+      signals: [signal, this.#closing.signal],
+    });
+  }
+
+  checkOpen(asked) {
+    if (this.#closing.signal.aborted) throw new JirdError("disposed", `could not ${asked}: ${this.#disposed}`);
+  }
+
+  /** Ends what runs and what waits; when that is done, nothing calls the core. */
+  async close() {
+    this.#closing.abort(new JirdError("disposed", `could not go on: ${this.#disposed}`));
+    await this.#queue.enter();
+  }
 }
 
 /** What `call` resolves to for a model's location, its options and the callbacks of the wasm core. */
@@ -107,27 +175,28 @@ class Generation {
   #job;
   #begun = false;
   #stop = new AbortController();
-  /** The wasm side, while the turn in the queue is held. */
+  /** The wasm side, while the turn in the queues is held. */
   #run;
   /** A call into the wasm side is under way, so that it cannot be freed now. */
   #busy = false;
-  #release = () => {};
-  #text = "";
+  /** What is to be undone at the end. */
+  #releases = [];
+  #message = { role: "assistant", content: "", thinking: "", toolCalls: [] };
   #tokenIds = [];
-  #stats = { promptTokens: 0, newTokens: 0 };
-  /** Settles once, with the whole text or the error. */
-  #outcome;
+  #stats = { promptTokens: 0, cachedTokens: 0, newTokens: 0 };
+  /** Settles once, at the end or with the error. */
+  #ended;
   #resolve;
   #reject;
 
   constructor(job) {
     this.#job = job;
-    this.#outcome = new Promise((resolve, reject) => {
+    this.#ended = new Promise((resolve, reject) => {
       this.#resolve = resolve;
       this.#reject = reject;
     });
-    // Whoever iterates sees the error there; the outcome is for those who also ask for the text.
-    this.#outcome.catch(() => {});
+    // Whoever iterates sees the error there; this one is for those who also ask for the whole.
+    this.#ended.catch(() => {});
   }
 
   get stats() {
@@ -139,11 +208,22 @@ class Generation {
   }
 
   async text() {
-    if (!this.#begun) for await (const _ of this);
-    return this.#outcome;
+    return (await this.message()).content;
+  }
+
+  async message() {
+    if (!this.#begun) for await (const _ of this.parts());
+    await this.#ended;
+    return this.#message;
   }
 
   async *[Symbol.asyncIterator]() {
+    for await (const part of this.parts()) {
+      if (part.type === "text") yield part.text;
+    }
+  }
+
+  async *parts() {
     if (this.#begun) {
       throw new JirdError(
         "invalid_argument",
@@ -153,29 +233,22 @@ class Generation {
     this.#begun = true;
     try {
       await this.#start();
-      for (let text; (text = await this.#next()) !== undefined; ) {
-        // Tokens that end in the middle of a character have no text of their own yet.
-        if (text) yield text;
-      }
+      // Tokens that end in the middle of a character, or of a tool call, bring no part of their own yet.
+      for (let parts; (parts = await this.#next()); ) yield* parts;
     } catch (error) {
       this.#reject(error);
       throw error;
     } finally {
       this.#end();
-      this.#resolve(this.#text);
+      this.#resolve();
     }
   }
 
   async #start() {
-    const { queue, signals, start } = this.#job;
+    const { queues, signals, start } = this.#job;
     const { signal } = this.#stop;
-    const unfollow = follow(this.#stop, ...signals);
-    this.#release = unfollow;
-    const leave = await queue.enter(signal);
-    this.#release = () => {
-      unfollow();
-      leave();
-    };
+    this.#releases.push(follow(this.#stop, ...signals));
+    for (const queue of queues) this.#releases.push(await queue.enter(signal));
     signal.throwIfAborted();
     this.#run = await this.#call(start);
     // While nobody pulls, an abort must give the turn back by itself.
@@ -186,15 +259,23 @@ class Generation {
     });
   }
 
-  /** The next tokens' text, or undefined at the end. */
+  /** The parts that the next tokens bring, or undefined at the end. */
   async #next() {
     this.#stop.signal.throwIfAborted();
     const step = await this.#call(() => this.#run.next(this.#stop.signal));
     this.#stats = this.#run.stats();
     if (!step) return undefined;
-    this.#text += step.text;
     this.#tokenIds.push(...step.ids);
-    return step.text;
+    for (const part of step.parts) this.#keep(part);
+    return step.parts;
+  }
+
+  #keep({ type, ...part }) {
+    const message = this.#message;
+    if (type === "text") message.content += part.text;
+    else if (type === "thinking") message.thinking += part.text;
+    else if (type === "toolCall") message.toolCalls.push(part);
+    else (message.malformedToolCalls ??= []).push(part);
   }
 
   async #call(action) {
@@ -217,7 +298,7 @@ class Generation {
     } catch {
       // After a trap nothing of the wasm side can be freed; the call that trapped has reported it.
     } finally {
-      this.#release();
+      for (const release of this.#releases.splice(0)) release();
     }
   }
 }
@@ -228,6 +309,15 @@ async function settled(action, signal) {
     return await action();
   } catch (error) {
     throw signal.aborted ? signal.reason : toJirdError(error);
+  }
+}
+
+/** What `action` returns; it throws a JirdError. */
+function coreCall(action) {
+  try {
+    return action();
+  } catch (error) {
+    throw toJirdError(error);
   }
 }
 

@@ -13,11 +13,13 @@ const probability = {
 };
 const abortSignal = { expected: "an AbortSignal", accepts: (value) => value instanceof AbortSignal };
 
+const boolean = { expected: "true or false", accepts: (value) => typeof value === "boolean" };
+
 const LOAD_OPTIONS = {
   dtype: { expected: "a string", accepts: (value) => typeof value === "string" },
   context: integerFrom(1),
   memoryBudget: integerFrom(1),
-  cache: { expected: "true or false", accepts: (value) => typeof value === "boolean" },
+  cache: boolean,
   onProgress: { expected: "a function", accepts: (value) => typeof value === "function" },
   signal: abortSignal,
 };
@@ -33,22 +35,46 @@ const GENERATE_OPTIONS = {
     expected: "a string or an array of strings, none of them empty",
     accepts: (value) => [value].flat().every((text) => typeof text === "string" && text !== ""),
   },
+  tools: {
+    expected: 'an array of { type: "function", function: { name, description, parameters } }',
+    accepts: (value) => Array.isArray(value) && value.every(isTool),
+  },
+  thinking: boolean,
+  contextFull: { expected: '"error" or "slide"', accepts: (value) => value === "error" || value === "slide" },
   signal: abortSignal,
 };
+
+const SESSION_OPTIONS = { context: integerFrom(1) };
 
 /** The options of `Model.load` that were given, checked. */
 export function checkLoadOptions(options) {
   return checkOptions("load the model", options, LOAD_OPTIONS);
 }
 
-/** The options of `model.generate` that were given, checked; `stop` as an array. */
+/** The options of `model.session` that were given, checked. */
+export function checkSessionOptions(asked, options) {
+  return checkOptions(asked, options, SESSION_OPTIONS);
+}
+
+/** The options of `generate` that were given, checked; `stop` as an array, no empty `tools`. */
 export function checkGenerateOptions(options) {
   const checked = checkOptions("generate", options, GENERATE_OPTIONS);
   if (checked.stop !== undefined) checked.stop = [checked.stop].flat().map((text) => text.toWellFormed());
+  if (checked.tools !== undefined) checked.tools = plainJson("generate", checked.tools, "option tools");
+  if (checked.tools?.length === 0) delete checked.tools;
   return checked;
 }
 
-/** A prompt, or messages with a `role` and a `content` each, with lone surrogates replaced by U+FFFD. */
+function isTool(tool) {
+  return isPlainObject(tool) && tool.type === "function" && isPlainObject(tool.function) && isName(tool.function.name);
+}
+
+const isName = (value) => typeof value === "string" && value !== "";
+
+/**
+ * A prompt, or messages as chat templates expect them (`tool_calls`, `reasoning_content`), with lone surrogates
+ * replaced by U+FFFD.
+ */
 export function checkInput(input) {
   const asked = "generate";
   if (typeof input === "string") return input.toWellFormed();
@@ -59,15 +85,71 @@ export function checkInput(input) {
   return input.map((message, index) => checkMessage(asked, message, `messages[${index}]`));
 }
 
+const MESSAGE_KEYS = ["role", "content", "name", "thinking", "toolCalls", "malformedToolCalls"];
+
 function checkMessage(asked, message, where) {
   if (!isPlainObject(message)) throw invalid(asked, `${where} to be { role, content }`, show(message));
-  rejectUnknownKeys(asked, message, ["role", "content"], `${where}.`);
-  const { role, content } = message;
-  if (typeof role !== "string" || role === "") {
-    throw invalid(asked, `${where}.role to be a string such as "user"`, show(role));
+  rejectUnknownKeys(asked, message, MESSAGE_KEYS, `${where}.`);
+  const { role, content, name, thinking, toolCalls } = message;
+  if (!isName(role)) throw invalid(asked, `${where}.role to be a string such as "user"`, show(role));
+  const checked = { role: role.toWellFormed() };
+  checked.content =
+    role === "tool" ? checkResult(asked, content, `${where}.content`) : checkContent(asked, content, `${where}.content`);
+  if (name !== undefined) {
+    if (!isName(name)) throw invalid(asked, `${where}.name to be a string that is not empty`, show(name));
+    checked.name = name.toWellFormed();
   }
-  if (typeof content !== "string") throw invalid(asked, `${where}.content to be a string`, show(content));
-  return { role: role.toWellFormed(), content: content.toWellFormed() };
+  if (thinking) {
+    if (typeof thinking !== "string") throw invalid(asked, `${where}.thinking to be a string`, show(thinking));
+    checked.reasoning_content = thinking.toWellFormed();
+  }
+  const calls = checkToolCalls(asked, toolCalls, `${where}.toolCalls`);
+  if (calls.length > 0) checked.tool_calls = calls;
+  return checked;
+}
+
+/** A text, or parts, of which texts are kept; of an image or a sound only that it is one. */
+function checkContent(asked, content, where) {
+  if (typeof content === "string") return content.toWellFormed();
+  if (!Array.isArray(content)) throw invalid(asked, `${where} to be a string or an array of parts`, show(content));
+  return content.map((part, index) => {
+    if (part?.type === "image" || part?.type === "audio") return { type: part.type };
+    if (part?.type === "text" && typeof part.text === "string") return { type: "text", text: part.text.toWellFormed() };
+    throw invalid(asked, `${where}[${index}] to be { type: "text", text }`, show(part));
+  });
+}
+
+/** What a tool gave: a text, or any other JSON value. */
+function checkResult(asked, content, where) {
+  if (content === undefined) throw invalid(asked, `${where} to be a string or a JSON value`, show(content));
+  const result = plainJson(asked, content, where);
+  // Templates tell texts and objects apart, and know nothing else.
+  return typeof result === "string" || isPlainObject(result) ? result : JSON.stringify(result);
+}
+
+function checkToolCalls(asked, calls = [], where) {
+  if (!Array.isArray(calls)) throw invalid(asked, `${where} to be an array`, show(calls));
+  return calls.map((call, index) => {
+    if (!isPlainObject(call) || !isName(call.name) || !isPlainObject(call.arguments)) {
+      throw invalid(asked, `${where}[${index}] to be { name, arguments }`, show(call));
+    }
+    const { name, arguments: given } = call;
+    const called = { name: name.toWellFormed(), arguments: plainJson(asked, given, `${where}[${index}].arguments`) };
+    return { type: "function", function: called };
+  });
+}
+
+/** A copy of `value` as JSON has it, with lone surrogates replaced by U+FFFD. */
+function plainJson(asked, value, where) {
+  const wellFormed = (_, value) => (typeof value === "string" ? value.toWellFormed() : value);
+  let json;
+  try {
+    json = JSON.stringify(value);
+  } catch {
+    // A cycle, or a BigInt.
+  }
+  if (json === undefined) throw invalid(asked, `${where} to be a JSON value`, show(value));
+  return JSON.parse(json, wellFormed);
 }
 
 /**

@@ -1,25 +1,27 @@
 // out[m, h] = softmax( SCALE · q[m, h] · K[:, h'] ) · V[:, h'] with h' = h / (HEADS / KV_HEADS), over the
 // keys that row m sees: those up to its position (CAUSAL) or all of the step's, nearer than WINDOW (0: all).
-// q, out: [M, HEADS · HEAD_DIM]; K, V: [CONTEXT, KV_HEADS · HEAD_DIM].
+// q, out: [M, HEADS · HEAD_DIM]; K, V: lib/kv_cache, the step's own positions included.
 // Online softmax over blocks of LANES keys: no M × CONTEXT buffer. Dispatch: (HEADS, M / QUERIES)
 // workgroups of QUERIES · LANES invocations: a team of LANES per query. Caller: nn::Attention.
 #import "lib/step.wgsl"
 #import "lib/reduce.wgsl"
+#import "lib/kv_cache.wgsl"
 @group(0) @binding(_) var<storage, read> q: array<vec4<f32>>;
-@group(0) @binding(_) var<storage, read> k_cache: array<vec4<f32>>;
-@group(0) @binding(_) var<storage, read> v_cache: array<f32>;
-@group(0) @binding(_) var<storage, read_write> out: array<f32>;
+@group(0) @binding(_) var<storage, read> k_cache: array<Cached4>;
+@group(0) @binding(_) var<storage, read> v_cache: array<Cached4>;
+@group(0) @binding(_) var<storage, read_write> out: array<vec4<f32>>;
 
 const D4: u32 = HEAD_DIM / 4u;
-// A team larger than a head sums the keys in SPLITS interleaved parts, one output element an invocation.
-const SPLITS: u32 = max(1u, LANES / HEAD_DIM);
-const DIMS: u32 = (HEAD_DIM + LANES - 1u) / LANES;   // output elements per invocation
-const DIM_STRIDE: u32 = min(LANES, HEAD_DIM);
-const BLOCKS: u32 = (CONTEXT + LANES - 1u) / LANES;
+// A team larger than a head sums the keys in PARTS interleaved parts, one output column an invocation.
+const PARTS: u32 = max(1u, LANES / D4);
+const COLUMNS: u32 = (D4 + LANES - 1u) / LANES;   // output columns per invocation
+const STRIDE: u32 = min(LANES, D4);
+const BLOCKS: u32 = (SLOTS + LANES - 1u) / LANES;
 const Q4_PER_THREAD: u32 = (QUERIES * D4 + WORKGROUP - 1u) / WORKGROUP;
 const LOWEST: f32 = -1e30;
 var<workgroup> q_tile: array<vec4<f32>, QUERIES * D4>;
 var<workgroup> weights: array<f32, WORKGROUP>;
+var<workgroup> part_sums: array<vec4<f32>, WORKGROUP>;
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
@@ -48,7 +50,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 
   var highest = LOWEST;
   var weight_sum = 0.0;
-  var sums: array<f32, DIMS>;
+  var sums: array<vec4<f32>, COLUMNS>;
   for (var block = 0u; block < BLOCKS; block++) {
     let block_begin = begin + block * LANES;
     if (block_begin >= end) { break; }
@@ -59,8 +61,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var score = LOWEST;
     if (visible) {
       var product = 0.0;
-      let k_base = (key * KV_HEADS + kv_head) * D4;
-      for (var i = 0u; i < D4; i++) { product += dot(q_tile[team * D4 + i], k_cache[k_base + i]); }
+      let k_base = cached_at(key, kv_head);
+      for (var i = 0u; i < D4; i++) { product += dot(q_tile[team * D4 + i], unpack_cached(k_cache[k_base + i])); }
       score = product * SCALE;
     }
     let block_highest = max(highest, team_max(score, thread, LANES));
@@ -72,13 +74,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     weights[thread] = weight;
     workgroupBarrier();
     let count = min(LANES, end - block_begin);
-    for (var n = 0u; n < DIMS; n++) {
-      let dim = n * DIM_STRIDE + lane % DIM_STRIDE;
+    for (var n = 0u; n < COLUMNS; n++) {
+      let column = n * STRIDE + lane % STRIDE;
       var sum = sums[n] * keep;
-      if (dim < HEAD_DIM && lane / DIM_STRIDE < SPLITS) {
-        for (var j = lane / DIM_STRIDE; j < LANES; j += SPLITS) {
+      if (column < D4 && lane / STRIDE < PARTS) {
+        for (var j = lane / STRIDE; j < LANES; j += PARTS) {
           if (j >= count) { break; }
-          sum += weights[team * LANES + j] * v_cache[((block_begin + j) * KV_HEADS + kv_head) * HEAD_DIM + dim];
+          sum += weights[team * LANES + j] * unpack_cached(v_cache[cached_at(block_begin + j, kv_head) + column]);
         }
       }
       sums[n] = sum;
@@ -86,14 +88,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     workgroupBarrier();
   }
 
-  for (var n = 0u; n < DIMS; n++) {
-    weights[thread] = sums[n];
+  for (var n = 0u; n < COLUMNS; n++) {
+    part_sums[thread] = sums[n];
     workgroupBarrier();
-    let dim = n * DIM_STRIDE + lane;
-    if (row < M && lane < DIM_STRIDE && dim < HEAD_DIM) {
-      var sum = 0.0;
-      for (var split = 0u; split < SPLITS; split++) { sum += weights[thread + split * DIM_STRIDE]; }
-      out[(row * HEADS + head) * HEAD_DIM + dim] = sum / max(weight_sum, 1e-30);
+    let column = n * STRIDE + lane;
+    if (row < M && lane < STRIDE && column < D4) {
+      var sum = vec4<f32>(0.0);
+      for (var part = 0u; part < PARTS; part++) { sum += part_sums[thread + part * STRIDE]; }
+      out[(row * HEADS + head) * D4 + column] = sum / max(weight_sum, 1e-30);
     }
     workgroupBarrier();
   }

@@ -1,7 +1,12 @@
-// y[m, i] = activate(gate_up[m, i]) · gate_up[m, N + i] for M rows, gate_up [M, 2·N].
-// Dispatch: one invocation an element, folded over x and y. Caller: nn::GatedMlp.
+// y[m, i] = activate(gate[m, i]) · up[m, i] for M rows. gate and up lie beside each other in gate [M, 2·N], or
+// (APART) each in [M, N] of its own.
+// Dispatch: one invocation an element, folded over x and y. Caller: nn::GatedMlp,
+// nn::PerLayerBlock.
 #import "lib/activation.wgsl"
-@group(0) @binding(_) var<storage, read> gate_up: array<f32>;
+@group(0) @binding(_) var<storage, read> gate: array<f32>;
+#ifdef APART
+@group(0) @binding(_) var<storage, read> up: array<f32>;
+#endif
 @group(0) @binding(_) var<storage, read_write> y: array<f32>;
 
 @compute @workgroup_size(256)
@@ -12,6 +17,10 @@ fn main(
 ) {
   let i = (group.x + group.y * groups.x) * 256u + thread;
   if (i >= M * N) { return; }
-  let gate = i / N * 2u * N + i % N;
-  y[i] = activate(gate_up[gate]) * gate_up[gate + N];
+#ifdef APART
+  y[i] = activate(gate[i]) * up[i];
+#else
+  let beside = i / N * 2u * N + i % N;
+  y[i] = activate(gate[beside]) * gate[beside + N];
+#endif
 }

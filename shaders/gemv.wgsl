@@ -1,11 +1,12 @@
 // y[n] = output( Σ_k W[n, k] · input[k] ) for one row of input, N rows of W, K columns.
 // W: lib/weight. input: lib/norm, row 0 or (LAST_ROW) the step's last real row.
 // output: as it is; + residual[n] (ADD_RESIDUAL); activate(gate) · up, where gate is row n and up is row
-// N + n of W (GATED); cap · tanh(· / cap) (SOFTCAP).
+// N + n of W (GATED); activate(·) · up[n] (GATED_BY); cap · tanh(· / cap) (SOFTCAP).
 // Dispatch: N / (WORKGROUP / LANES · 2) workgroups, folded over x and y. A team of LANES invocations
 // computes two rows (with GATED two pairs) and shares the loads of the input. Caller: nn::Linear.
 #import "lib/weight.wgsl"
 #import "lib/norm.wgsl"
+#import "lib/chunk.wgsl"
 #import "lib/reduce.wgsl"
 #import "lib/activation.wgsl"
 #ifdef LAST_ROW
@@ -13,6 +14,9 @@
 #endif
 #ifdef ADD_RESIDUAL
 @group(0) @binding(_) var<storage, read> residual: array<f32>;
+#endif
+#ifdef GATED_BY
+@group(0) @binding(_) var<storage, read> up: array<f32>;
 #endif
 @group(0) @binding(_) var<storage, read_write> y: array<f32>;
 #ifdef KEEP_RESIDUAL
@@ -22,30 +26,6 @@
 const TEAMS: u32 = WORKGROUP / LANES;
 const CHUNKS: u32 = K4 / CHUNK4;
 const CHUNKS_PER_LANE: u32 = (CHUNKS + LANES - 1u) / LANES;
-
-// The input at chunk `chunk`, written out: software drivers do not unroll loops over private arrays.
-fn load_chunk(chunk: u32, inputs: ptr<function, array<vec4<f32>, 8>>) -> f32 {
-  let k4 = chunk * CHUNK4;
-  (*inputs)[0] = input4(k4);
-  var total = (*inputs)[0];
-  if (CHUNK4 > 1u) {
-    (*inputs)[1] = input4(k4 + 1u);
-    total += (*inputs)[1];
-  }
-  if (CHUNK4 > 2u) {
-    (*inputs)[2] = input4(k4 + 2u);
-    (*inputs)[3] = input4(k4 + 3u);
-    total += (*inputs)[2] + (*inputs)[3];
-  }
-  if (CHUNK4 > 4u) {
-    (*inputs)[4] = input4(k4 + 4u);
-    (*inputs)[5] = input4(k4 + 5u);
-    (*inputs)[6] = input4(k4 + 6u);
-    (*inputs)[7] = input4(k4 + 7u);
-    total += (*inputs)[4] + (*inputs)[5] + (*inputs)[6] + (*inputs)[7];
-  }
-  return dot(total, vec4<f32>(1.0));
-}
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -95,6 +75,9 @@ fn main(
     if (SOFTCAP > 0.0) { value = SOFTCAP * tanh(clamp(value / SOFTCAP, -10.0, 10.0)); }
 #ifdef ADD_RESIDUAL
     value += residual[row + lane];
+#endif
+#ifdef GATED_BY
+    value = activate(value) * up[row + lane];
 #endif
     y[row + lane] = value;
   }

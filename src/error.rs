@@ -1,6 +1,7 @@
 //! The one error type of the crate: what was asked, what was expected, what was got, what to do.
 
 use std::fmt;
+use std::rc::Rc;
 
 /// Shorthand for results that fail with [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -77,17 +78,17 @@ impl Code {
 /// assert_eq!(error.code(), Code::Unsupported);
 /// assert!(error.to_string().starts_with("could not load the model: expected"));
 /// ```
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Error(Box<Parts>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Parts {
     code: Code,
     asked: String,
     expected: Option<String>,
     got: Option<String>,
     remedy: Option<String>,
-    source: Option<Box<dyn std::error::Error + 'static>>,
+    source: Option<Rc<dyn std::error::Error + 'static>>,
 }
 
 impl Error {
@@ -123,7 +124,7 @@ impl Error {
 
     /// The error below this one.
     pub fn because(mut self, source: impl std::error::Error + 'static) -> Self {
-        self.0.source = Some(Box::new(source));
+        self.0.source = Some(Rc::new(source));
         self
     }
 

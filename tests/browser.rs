@@ -60,7 +60,7 @@ async fn smollm2_continues_as_the_reference_does() {
         serde_json::from_str(include_str!("fixtures/smollm2.json")).expect("the reference");
     let gpu = gpu().await;
     let store = CacheStore::open("jird-test").await.expect("a cache");
-    let opener = HttpOpener::new(&format!("{origin}/models/smollm2/"), None).expect("a location");
+    let opener = HttpOpener::new(&format!("{origin}/models/smollm2/")).expect("a location");
     let repo = Repo::new(opener).with_store(Rc::new(store));
     let options = LoadOptions { dtype: WeightDtype::F32, context: Some(64), ..LoadOptions::default() };
     let model = Model::load(&gpu, repo, options, Rc::new(())).await.expect("the model");

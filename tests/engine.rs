@@ -6,13 +6,15 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use jird::engine::{
-    FinishReason, GenerateOptions, Generation, LoadEvent, LoadObserver, LoadOptions, Model, Prompt,
+    ContextFull, FinishReason, GenerateOptions, Generation, LoadEvent, LoadObserver, LoadOptions, Model,
+    Prompt, SessionOptions,
 };
 use jird::error::{Code, Error, Result};
 use jird::fetch::{FolderOpener, MemoryOpener, MemoryStore, Repo};
 use jird::gpu::{Gpu, GpuOptions};
 use jird::nn::WeightDtype;
-use serde_json::json;
+use jird::text::Part;
+use serde_json::{Value, json};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama/tied/");
 
@@ -40,7 +42,7 @@ async fn load(gpu: &Rc<Gpu>) -> Rc<Model> {
 async fn finish(generation: &mut Generation) -> (String, Vec<u32>) {
     let (mut text, mut ids) = (String::new(), Vec::new());
     while let Some(piece) = generation.next().await.expect("a piece") {
-        text.push_str(&piece.text);
+        text.push_str(&piece.text());
         ids.extend(piece.ids);
     }
     (text, ids)
@@ -180,7 +182,333 @@ fn the_context_is_a_bound() {
         let (_, ids) = finish(&mut generation).await;
         let stats = generation.stats();
         let is_full = stats.prompt_tokens as usize + ids.len() == 12;
-        assert!(is_full || stats.finish_reason == Some(FinishReason::Stop), "{stats:?}");
+        let reason = if is_full { FinishReason::Context } else { FinishReason::Stop };
+        assert_eq!(stats.finish_reason, Some(reason));
+    });
+}
+
+fn chat(turns: &[(&str, &str)]) -> Prompt {
+    let messages = turns.iter().map(|(role, content)| json!({ "role": role, "content": content }));
+    Prompt::Messages(messages.collect())
+}
+
+/// The ids that a model which holds nothing makes of `prompt`.
+async fn fresh(gpu: &Rc<Gpu>, prompt: &Prompt, options: GenerateOptions) -> Vec<u32> {
+    let model = load(gpu).await;
+    finish(&mut model.generate(prompt, options).expect("a generation")).await.1
+}
+
+#[test]
+fn a_further_turn_computes_only_what_is_new_and_says_the_same() {
+    pollster::block_on(async {
+        let gpu = gpu().await;
+        let model = load(&gpu).await;
+        let first = chat(&[("system", "be brief"), ("user", "the quick fox")]);
+        let mut generation = model.generate(&first, some(12)).expect("a generation");
+        let (answer, _) = finish(&mut generation).await;
+        assert_eq!(generation.stats().cached_tokens, 0);
+        let first_tokens = generation.stats().prompt_tokens;
+
+        let turns =
+            [("system", "be brief"), ("user", "the quick fox"), ("assistant", &answer), ("user", "and then")];
+        let mut generation = model.generate(&chat(&turns), some(12)).expect("a generation");
+        let (_, ids) = finish(&mut generation).await;
+        let stats = generation.stats();
+        // The template writes "assistant\n" before the answer in both, so the first prompt is held whole.
+        assert!(
+            stats.cached_tokens >= first_tokens && stats.cached_tokens < stats.prompt_tokens,
+            "{stats:?}"
+        );
+        assert_eq!(ids, fresh(&gpu, &chat(&turns), some(12)).await);
+
+        // The same prompt again: all but the last token are held.
+        let mut generation = model.generate(&chat(&turns), some(12)).expect("a generation");
+        assert_eq!(finish(&mut generation).await.1, ids);
+        assert_eq!(generation.stats().cached_tokens, stats.prompt_tokens - 1);
+
+        // History that was edited: what stands before the edit is held.
+        let edited = [("system", "be brief"), ("user", "the slow fox"), ("assistant", "no"), ("user", "why")];
+        let mut generation = model.generate(&chat(&edited), some(12)).expect("a generation");
+        let (_, ids) = finish(&mut generation).await;
+        assert!((1..first_tokens).contains(&generation.stats().cached_tokens));
+        assert_eq!(ids, fresh(&gpu, &chat(&edited), some(12)).await);
+    });
+}
+
+#[test]
+fn what_an_early_end_left_is_known_exactly() {
+    pollster::block_on(async {
+        let gpu = gpu().await;
+        let model = load(&gpu).await;
+        let whole = fresh(&gpu, &text("the quick"), some(24)).await;
+        let tokenizer = model.tokenizer();
+        let prompt_ids = tokenizer
+            .encode("the quick", jird::text::EncodeOptions { add_special_tokens: true, parse_special: true });
+        let prompt_length = prompt_ids.expect("ids").len() as u32;
+        for pulls in 0..6 {
+            for is_cancelled in [true, false] {
+                // Dropped or cancelled after some pulls, with steps still on their way.
+                let mut generation = model.generate(&text("the quick"), some(24)).expect("a generation");
+                for _ in 0..pulls {
+                    generation.next().await.expect("a piece");
+                }
+                if is_cancelled {
+                    generation.cancel();
+                }
+                drop(generation);
+                let mut again = model.generate(&text("the quick"), some(24)).expect("a generation");
+                assert_eq!(finish(&mut again).await.1, whole, "after {pulls} pulls");
+                if pulls > 0 {
+                    assert_eq!(again.stats().cached_tokens, prompt_length - 1);
+                }
+                // A prompt that shares only its first token.
+                let mut other = model.generate(&text("they"), some(2)).expect("a generation");
+                finish(&mut other).await;
+            }
+        }
+        let stop = tokenizer.decode(&whole[4..6], true);
+        let options = GenerateOptions { stop: vec![stop], ..some(24) };
+        finish(&mut model.generate(&text("the quick"), options).expect("a generation")).await;
+        let mut again = model.generate(&text("the quick"), some(24)).expect("a generation");
+        assert_eq!(finish(&mut again).await.1, whole);
+        assert_eq!(again.stats().cached_tokens, prompt_length - 1);
+    });
+}
+
+#[test]
+fn long_prompts_are_taken_up_in_the_middle_of_a_chunk() {
+    pollster::block_on(async {
+        let gpu = gpu().await;
+        let model = load(&gpu).await;
+        let long = "a b ".repeat(150);
+        for (held, bytes) in [(600, 520), (100, 600), (20, 40), (599, 600)] {
+            finish(&mut model.generate(&text(&long[..held]), some(1)).expect("a generation")).await;
+            let prompt = text(&format!("{}x", &long[..bytes]));
+            let mut generation = model.generate(&prompt, some(6)).expect("a generation");
+            let (_, ids) = finish(&mut generation).await;
+            assert!(generation.stats().cached_tokens > 0);
+            assert_eq!(ids, fresh(&gpu, &prompt, some(6)).await, "{held} then {bytes} bytes");
+        }
+    });
+}
+
+#[test]
+fn sessions_keep_their_conversations_side_by_side() {
+    pollster::block_on(async {
+        let gpu = gpu().await;
+        let model = load(&gpu).await;
+        let one_cache = gpu.ledger().live(jird::gpu::Usage::KvCache);
+        let before = gpu.ledger().total();
+        let prompts = [text("the quick fox"), text("a slow and heavy bear")];
+        let references = [fresh(&gpu, &prompts[0], some(16)).await, fresh(&gpu, &prompts[1], some(16)).await];
+
+        let session = model.session(SessionOptions::default()).expect("a session");
+        assert_eq!(gpu.ledger().live(jird::gpu::Usage::KvCache), 2 * one_cache);
+        // Token by token in turn, the model's own session and the other.
+        let mut generations = [
+            model.generate(&prompts[0], some(16)).expect("a generation"),
+            session.generate(&prompts[1], some(16)).expect("a generation"),
+        ];
+        let mut ids = [Vec::new(), Vec::new()];
+        loop {
+            let mut is_over = true;
+            for (generation, ids) in generations.iter_mut().zip(&mut ids) {
+                if let Some(piece) = generation.next().await.expect("a piece") {
+                    ids.extend(piece.ids);
+                    is_over = false;
+                }
+            }
+            if is_over {
+                break;
+            }
+        }
+        assert_eq!(ids, references);
+        // Each still holds its own.
+        let mut again = session.generate(&prompts[1], some(16)).expect("a generation");
+        assert_eq!(finish(&mut again).await.1, references[1]);
+        assert_eq!(again.stats().cached_tokens, again.stats().prompt_tokens - 1);
+        drop((generations, again, session));
+        assert!(gpu.ledger().total() < before + one_cache);
+        assert_eq!(gpu.ledger().live(jird::gpu::Usage::KvCache), one_cache);
+
+        let small = model.session(SessionOptions { context: Some(32) }).expect("a session");
+        assert_eq!(small.context(), 32);
+        let too_large = SessionOptions { context: Some(513) };
+        assert_eq!(code_of(model.session(too_large)), Code::InvalidArgument);
+        let long = text(&"a b ".repeat(40));
+        assert_eq!(code_of(small.generate(&long, some(1))), Code::ContextFull);
+    });
+}
+
+#[test]
+fn a_generation_ends_when_the_next_one_of_its_session_begins() {
+    pollster::block_on(async {
+        let model = load(&gpu().await).await;
+        let mut first = model.generate(&text("the"), some(8)).expect("a generation");
+        first.next().await.expect("a piece");
+        let mut second = model.generate(&text("a"), some(8)).expect("a generation");
+        first.next().await.expect("the second has not begun");
+        let expected = second.next().await.expect("a piece");
+        assert_eq!(code_of(first.next().await), Code::InvalidArgument);
+        assert_eq!(first.next().await.expect("the end"), None);
+        assert!(expected.is_some());
+        finish(&mut second).await;
+    });
+}
+
+async fn load_small(gpu: &Rc<Gpu>, context: u32) -> Rc<Model> {
+    let options = LoadOptions { context: Some(context), ..LoadOptions::default() };
+    load_with(gpu, files(), options).await.expect("the model")
+}
+
+fn slide(max_tokens: u32) -> GenerateOptions {
+    GenerateOptions { context_full: ContextFull::Slide, ..some(max_tokens) }
+}
+
+#[test]
+fn sliding_drops_whole_turns_and_keeps_the_system_message() {
+    pollster::block_on(async {
+        let gpu = gpu().await;
+        let model = load_small(&gpu, 128).await;
+        let mut turns = vec![("system", "be brief")];
+        let pairs = [("user", "the quick fox"), ("assistant", "jumps over")];
+        (0..4).for_each(|_| turns.extend(pairs));
+        turns.push(("user", "why"));
+        // All of it does not fit.
+        assert_eq!(code_of(model.generate(&chat(&turns), some(1))), Code::ContextFull);
+        let mut generation = model.generate(&chat(&turns), slide(8)).expect("a generation");
+        let (_, ids) = finish(&mut generation).await;
+        let stats = generation.stats();
+        assert!(stats.prompt_tokens <= 64, "{stats:?}");
+
+        // It is the answer to the shortened conversation.
+        let shortened = (0..=4).map(|dropped| {
+            let kept = [&turns[..1], &turns[1 + 2 * dropped..]].concat();
+            model.generate(&chat(&kept), some(8))
+        });
+        let mut same = shortened.flatten().find(|other| other.stats().prompt_tokens == stats.prompt_tokens);
+        let same = same.as_mut().expect("a conversation without its first turns");
+        assert_eq!(finish(same).await.1, ids);
+
+        // The next turn begins alike, so that most of it is held.
+        finish(&mut model.generate(&chat(&turns), slide(8)).expect("a generation")).await;
+        turns.extend([("assistant", "so"), ("user", "and")]);
+        let mut next = model.generate(&chat(&turns), slide(8)).expect("a generation");
+        finish(&mut next).await;
+        assert!(next.stats().cached_tokens >= stats.prompt_tokens / 2, "{:?}", next.stats());
+
+        // The last turn alone is too long.
+        let long = "a b ".repeat(100);
+        assert_eq!(code_of(model.generate(&chat(&[("user", &long)]), slide(1))), Code::ContextFull);
+    });
+}
+
+/// Loads without end tokens, so that only limits end a text.
+async fn load_endless(gpu: &Rc<Gpu>, context: u32) -> Rc<Model> {
+    let mut files = files();
+    edit_json(&mut files, "config.json", |config| config["eos_token_id"] = json!(null));
+    let options = LoadOptions { context: Some(context), ..LoadOptions::default() };
+    load_with(gpu, files, options).await.expect("the model")
+}
+
+#[test]
+fn a_text_goes_on_past_the_context_when_it_slides() {
+    pollster::block_on(async {
+        let gpu = gpu().await;
+        let model = load_endless(&gpu, 64).await;
+        // A text: BOS and the newest tokens are kept.
+        let mut generation = model.generate(&text("the quick fox"), slide(200)).expect("a generation");
+        let (_, ids) = finish(&mut generation).await;
+        assert_eq!((ids.len(), generation.stats().finish_reason), (200, Some(FinishReason::Length)));
+        // Up to where the context was full, it is what a large context makes.
+        let large = load_endless(&gpu, 512).await;
+        let mut whole = large.generate(&text("the quick fox"), some(200)).expect("a generation");
+        let (_, reference) = finish(&mut whole).await;
+        let room = 64 - generation.stats().prompt_tokens as usize;
+        assert_eq!(ids[..room], reference[..room]);
+
+        // Messages: the first turn goes, and then there is none that could.
+        let turns = [("user", "the quick fox"), ("assistant", "no"), ("user", "why")];
+        let mut generation = model.generate(&chat(&turns), slide(200)).expect("a generation");
+        let (_, ids) = finish(&mut generation).await;
+        let stats = generation.stats();
+        assert_eq!(stats.finish_reason, Some(FinishReason::Context));
+        assert!(ids.len() as u32 + stats.prompt_tokens > 64, "{stats:?}");
+        // The slide continues exactly as the shortened conversation with the answer so far would.
+        let room = 64 - stats.prompt_tokens as usize;
+        let mut short = large.generate(&chat(&turns[2..]), some(1)).expect("a generation");
+        finish(&mut short).await;
+        assert_eq!(ids.len(), 64 - short.stats().prompt_tokens as usize);
+        assert!(room < ids.len());
+    });
+}
+
+#[test]
+fn tools_and_thinking_reach_the_template() {
+    pollster::block_on(async {
+        let mut files = files();
+        let template = "{{ tools | tojson if tools }}{{ enable_thinking }}{% for m in messages %}{{ m.content }}{% endfor %}";
+        edit_json(&mut files, "tokenizer_config.json", |config| config["chat_template"] = json!(template));
+        let model = load_with(&gpu().await, files, LoadOptions::default()).await.expect("the model");
+        let tokens = |options: GenerateOptions| {
+            let prompt = chat(&[("user", "hi")]);
+            model.generate(&prompt, options).expect("a generation").stats().prompt_tokens
+        };
+        let plain = tokens(some(1));
+        let tools = json!([{ "type": "function", "function": { "name": "f" } }]);
+        assert!(tokens(GenerateOptions { tools: Some(tools.clone()), ..some(1) }) > plain + 10);
+        assert!(tokens(GenerateOptions { thinking: Some(true), ..some(1) }) > plain);
+        let options = GenerateOptions { tools: Some(tools), ..some(1) };
+        assert_eq!(code_of(model.generate(&text("hi"), options)), Code::InvalidArgument);
+        let image = json!([{ "role": "user", "content": [{ "type": "image" }] }]);
+        assert_eq!(code_of(model.generate(&Prompt::Messages(image), some(1))), Code::Unsupported);
+    });
+}
+
+/// Gives the special token `special` the id `id`, and the token that had it the other's.
+fn swap_ids(tokenizer: &mut Value, special: u32, id: u32, content: &str) {
+    let added = tokenizer["added_tokens"].as_array_mut().expect("added tokens");
+    let token = added.iter_mut().find(|token| token["id"] == json!(special)).expect("a special token");
+    let old = token["content"].as_str().expect("text").to_owned();
+    token["id"] = json!(id);
+    token["content"] = json!(content);
+    let vocab = tokenizer["model"]["vocab"].as_object_mut().expect("a vocabulary");
+    vocab.remove(&old);
+    let other = vocab.values_mut().find(|value| **value == json!(id)).expect("a token");
+    *other = json!(special);
+    vocab.insert(content.to_owned(), json!(id));
+}
+
+#[test]
+fn what_stands_between_markers_is_a_part_of_its_own() {
+    pollster::block_on(async {
+        let gpu = gpu().await;
+        let ids = fresh(&gpu, &text("the"), some(8)).await;
+        // The first token that the model makes gets the spelling of a marker, and another one a third of its
+        // own, so that the rest is between them.
+        let mut files = files();
+        let close = *ids[2..].iter().find(|&&id| id != ids[0] && id != ids[1]).expect("a third token");
+        edit_json(&mut files, "tokenizer.json", |tokenizer| {
+            swap_ids(tokenizer, 3, ids[0], "<think>");
+            swap_ids(tokenizer, 0, close, "</think>");
+        });
+        let model = load_with(&gpu, files, LoadOptions::default()).await.expect("the model");
+        let mut generation = model.generate(&text("the"), some(8)).expect("a generation");
+        let (mut thoughts, mut answer, mut new_ids) = (String::new(), String::new(), Vec::new());
+        while let Some(piece) = generation.next().await.expect("a piece") {
+            answer += &piece.text();
+            new_ids.extend(piece.ids);
+            for part in piece.parts {
+                if let Part::Thinking(thought) = part {
+                    thoughts += &thought;
+                }
+            }
+        }
+        assert_eq!(new_ids, ids);
+        let end = ids.iter().position(|&id| id == close).expect("the end of the thought");
+        let decoded = |ids: &[u32]| model.tokenizer().decode(ids, true).trim_matches('\n').to_owned();
+        assert_eq!(thoughts, decoded(&ids[1..end]));
+        assert!(!thoughts.is_empty() && !answer.contains(&thoughts));
     });
 }
 

@@ -11,8 +11,8 @@ use std::task::Poll;
 use futures_util::future::{FutureExt, LocalBoxFuture, join, poll_fn, ready};
 use jird::error::{Code, Error, Result};
 use jird::fetch::{
-    BLOCK_SIZE, BlockKey, BlockStore, ByteSource, FetchEvent, FileSource, FileStore, FolderOpener,
-    MemoryOpener, MemoryStore, Metadata, Opener, Repo, base_url,
+    BLOCK_SIZE, BlockKey, BlockStore, ByteSource, Fault, FetchEvent, FileSource, FileStore, FolderOpener,
+    MemoryOpener, MemoryStore, Metadata, Opener, Repo, StoreKey, base_url,
 };
 use pollster::block_on;
 
@@ -44,16 +44,22 @@ impl ByteSource for CountedSource {
         URL
     }
 
-    fn metadata(&self) -> LocalBoxFuture<'_, Result<Option<Metadata>>> {
+    fn metadata(&self) -> LocalBoxFuture<'_, Result<Option<Metadata>, Fault>> {
         let validator = Some("\"v1\"".to_owned());
         ready(Ok(Some(Metadata { size: self.bytes.len() as u64, validator }))).boxed_local()
     }
 
-    fn read(&self, range: Range<u64>) -> LocalBoxFuture<'_, Result<Vec<u8>>> {
+    fn read<'a>(
+        &'a self,
+        range: Range<u64>,
+        _: &'a Metadata,
+        bytes: &'a mut Vec<u8>,
+    ) -> LocalBoxFuture<'a, Result<(), Fault>> {
         async move {
-            give_way().await;
             self.reads.borrow_mut().push(range.clone());
-            Ok(self.part(&range).to_vec())
+            give_way().await;
+            bytes.extend_from_slice(self.part(&range));
+            Ok(())
         }
         .boxed_local()
     }
@@ -89,25 +95,37 @@ struct FullStore {
 }
 
 impl BlockStore for FullStore {
-    fn get<'a>(&'a self, _: &'a BlockKey) -> LocalBoxFuture<'a, Result<Option<Vec<u8>>>> {
+    fn get<'a>(&'a self, _: &'a StoreKey) -> LocalBoxFuture<'a, Result<Option<Vec<u8>>>> {
         ready(Err(Error::new(Code::Storage, "read"))).boxed_local()
     }
 
-    fn put<'a>(&'a self, _: &'a BlockKey, _: &'a [u8]) -> LocalBoxFuture<'a, Result<()>> {
+    fn has<'a>(&'a self, _: &'a StoreKey) -> LocalBoxFuture<'a, Result<bool>> {
+        ready(Ok(false)).boxed_local()
+    }
+
+    fn put<'a>(&'a self, _: &'a StoreKey, _: &'a [u8]) -> LocalBoxFuture<'a, Result<()>> {
         self.puts.set(self.puts.get() + 1);
         ready(Err(Error::new(Code::Storage, "store"))).boxed_local()
+    }
+
+    fn delete<'a>(&'a self, _: &'a StoreKey) -> LocalBoxFuture<'a, Result<()>> {
+        ready(Ok(())).boxed_local()
+    }
+
+    fn list(&self) -> LocalBoxFuture<'_, Result<Vec<StoreKey>>> {
+        ready(Ok(Vec::new())).boxed_local()
     }
 }
 
 const SIZE: usize = 2 * BLOCK_SIZE as usize + 1000;
 
+fn key(validator: &str, block: u64) -> StoreKey {
+    BlockKey { url: URL.to_owned(), validator: validator.to_owned(), block }.into()
+}
+
 fn blocks(store: &dyn BlockStore) -> Vec<Option<usize>> {
-    (0..3)
-        .map(|block| {
-            let key = BlockKey { url: URL.to_owned(), validator: "\"v1\"".to_owned(), block };
-            block_on(store.get(&key)).unwrap().map(|bytes| bytes.len())
-        })
-        .collect()
+    let length = |block| block_on(store.get(&key("\"v1\"", block))).unwrap().map(|bytes| bytes.len());
+    (0..3).map(length).collect()
 }
 
 #[test]
@@ -167,7 +185,7 @@ fn a_second_load_comes_from_the_store() {
 fn stored_blocks_of_another_length_are_fetched_anew() {
     let source = CountedSource::new(5000);
     let store = Rc::new(MemoryStore::new());
-    let key = BlockKey { url: URL.to_owned(), validator: "\"v1\"".to_owned(), block: 0 };
+    let key = key("\"v1\"", 0);
     block_on(store.put(&key, &[0; 4999])).unwrap();
     let repo = Repo::new(One(source.clone())).with_store(store.clone());
     assert!(block_on(repo.read_all("model.safetensors", 5000)).unwrap().unwrap() == source.bytes);
@@ -178,7 +196,7 @@ fn stored_blocks_of_another_length_are_fetched_anew() {
 fn blocks_of_another_version_are_not_used() {
     let source = CountedSource::new(5000);
     let store = Rc::new(MemoryStore::new());
-    let key = BlockKey { url: URL.to_owned(), validator: "\"v0\"".to_owned(), block: 0 };
+    let key = key("\"v0\"", 0);
     block_on(store.put(&key, &[0; 5000])).unwrap();
     let repo = Repo::new(One(source.clone())).with_store(store);
     assert!(block_on(repo.read_all("model.safetensors", 5000)).unwrap().unwrap() == source.bytes);
@@ -224,6 +242,103 @@ fn progress_counts_each_block_once_and_says_where_it_came_from() {
         *seen.borrow(),
         [(BLOCK_SIZE, size, BLOCK_SIZE), (2 * BLOCK_SIZE, size, BLOCK_SIZE), (size, size, BLOCK_SIZE)]
     );
+}
+
+/// The rows `rows` of a table of 100 bytes a row.
+fn rows(rows: &[u64]) -> Vec<Range<u64>> {
+    rows.iter().map(|row| row * 100..(row + 1) * 100).collect()
+}
+
+#[test]
+fn scattered_reads_take_stored_blocks_and_fetch_no_more_than_the_rows_otherwise() {
+    let source = CountedSource::new(200_000);
+    let folder = tempfile::tempdir().unwrap();
+    let stores: [Rc<dyn BlockStore>; 2] =
+        [Rc::new(MemoryStore::new()), Rc::new(FileStore::new(folder.path().join("blocks")))];
+    for store in stores {
+        let repo = Repo::new(One(source.clone())).with_store(store.clone()).with_block_size(1000);
+        let file = block_on(repo.open("table")).unwrap();
+        // Rows 40 to 59 are stored.
+        block_on(file.keep(4000..6000)).unwrap();
+        assert_eq!(source.reads.take(), [4000..5000, 5000..6000]);
+        let wanted = rows(&[1999, 42, 0, 42, 59, 1]);
+        let got = block_on(file.read_scattered(&wanted)).unwrap();
+        for (range, bytes) in wanted.iter().zip(&got) {
+            assert_eq!(bytes, source.part(range), "{range:?}");
+        }
+        assert_eq!(source.reads.take(), [0..200, 199_900..200_000]);
+        // Half of this one lies in a stored block.
+        assert_eq!(
+            block_on(file.read_scattered(&[5990..6010, 7..7])).unwrap(),
+            [source.part(&(5990..6010)), &[]]
+        );
+        assert_eq!(source.reads.take(), [6000..6010]);
+        assert_eq!(block_on(store.list()).unwrap().len(), 2, "rows are not stored");
+        let outside = block_on(file.read_scattered(&[0..1, 199_999..200_001])).unwrap_err();
+        assert_eq!(outside.code(), Code::InvalidArgument);
+    }
+}
+
+#[test]
+fn a_stored_block_that_was_cut_off_is_not_used_for_rows() {
+    let source = CountedSource::new(5000);
+    let folder = tempfile::tempdir().unwrap();
+    let store = Rc::new(FileStore::new(folder.path().join("blocks")));
+    block_on(store.put(&key("\"v1\"", 0), &[0; 150])).unwrap();
+    let repo = Repo::new(One(source.clone())).with_store(store);
+    let file = block_on(repo.open("table")).unwrap();
+    let wanted = rows(&[1]);
+    assert_eq!(block_on(file.read_scattered(&wanted)).unwrap(), [source.part(&wanted[0])]);
+}
+
+#[test]
+fn keeping_gives_way_to_reads_and_stores_what_is_missing() {
+    let source = CountedSource::new(4500);
+    let store = Rc::new(MemoryStore::new());
+    let repo = Repo::new(One(source.clone())).with_store(store.clone()).with_block_size(1000);
+    let file = block_on(repo.open("table")).unwrap();
+    block_on(file.read(1000..1001)).unwrap();
+    source.reads.take();
+    let (rows, kept) = block_on(join(file.read_scattered(&[0..10, 4000..4010]), file.keep(0..4500)));
+    assert_eq!(rows.unwrap(), [source.part(&(0..10)), source.part(&(4000..4010))]);
+    kept.unwrap();
+    let reads = source.reads.take();
+    assert_eq!(reads, [0..4010, 0..1000, 2000..3000, 3000..4000, 4000..4500]);
+    block_on(file.keep(0..4500)).unwrap();
+    assert!(source.reads.take().is_empty(), "all is stored");
+
+    let full = Repo::new(One(source.clone())).with_store(Rc::new(FullStore::default()));
+    let error = block_on(block_on(full.open("table")).unwrap().keep(0..10)).unwrap_err();
+    assert_eq!(error.code(), Code::Storage);
+    let without = block_on(Repo::new(One(source.clone())).open("table")).unwrap();
+    source.reads.take();
+    block_on(without.keep(0..10)).unwrap();
+    assert!(source.reads.take().is_empty(), "there is no place to keep it");
+}
+
+#[test]
+fn blocks_that_will_be_read_are_fetched_ahead_and_no_others() {
+    let source = CountedSource::new(20_000);
+    let repo = Repo::new(One(source.clone())).with_block_size(1000);
+    let file = block_on(repo.open("model.safetensors")).unwrap();
+    file.will_read([500..1500, 5000..9500]);
+    assert_eq!(block_on(file.read(500..600)).unwrap(), source.part(&(500..600)));
+    assert_eq!(source.reads.take(), [0..1000, 1000..2000, 5000..6000, 6000..7000]);
+    assert_eq!(block_on(file.read(600..1500)).unwrap(), source.part(&(600..1500)));
+    assert_eq!(block_on(file.read(5000..9500)).unwrap(), source.part(&(5000..9500)));
+    assert_eq!(source.reads.take(), [7000..8000, 8000..9000, 9000..10_000]);
+}
+
+#[test]
+fn what_is_on_its_way_ends_with_the_load() {
+    let source = CountedSource::new(20_000);
+    let repo = Repo::new(One(source.clone())).with_block_size(1000);
+    let file = block_on(repo.open("model.safetensors")).unwrap();
+    file.will_read([0..20_000]);
+    assert!(file.read(0..10).now_or_never().is_none(), "the source needs a turn");
+    assert_eq!(source.reads.borrow().len(), 4);
+    drop((file, repo));
+    assert_eq!(Rc::strong_count(&source), 1, "a request holds its source");
 }
 
 #[test]
@@ -272,9 +387,12 @@ fn a_file_that_shrinks_is_an_error() {
     let path = folder.path().join("a");
     std::fs::write(&path, [7; 100]).unwrap();
     let source = FileSource::new(&path);
-    assert_eq!(block_on(source.read(90..100)).unwrap(), [7; 10]);
+    let version = block_on(source.metadata()).unwrap().unwrap();
+    let mut bytes = Vec::new();
+    block_on(source.read(90..100, &version, &mut bytes)).unwrap();
+    assert_eq!(bytes, [7; 10]);
     std::fs::write(&path, [7; 50]).unwrap();
-    let error = block_on(source.read(40..60)).unwrap_err();
+    let error = block_on(source.read(40..60, &version, &mut bytes)).unwrap_err().into_error();
     assert!(error.to_string().contains("expected 20 bytes, got 10"), "{error}");
 }
 

@@ -11,11 +11,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use futures_util::future::{FutureExt, LocalBoxFuture};
+use futures_util::future::LocalBoxFuture;
 use jird::checkpoint::Dtype;
 use jird::engine::{GenerateOptions, LoadEvent, LoadObserver, LoadOptions, MemoryPlan, Model, Prompt};
-use jird::error::{Code, Result};
-use jird::fetch::{BLOCK_SIZE, ByteSource, MemoryOpener, MemorySource, Metadata, Opener, Repo};
+use jird::error::Code;
+use jird::fetch::{BLOCK_SIZE, ByteSource, Fault, MemoryOpener, MemorySource, Metadata, Opener, Repo};
 use jird::gpu::{Gpu, GpuOptions, Usage};
 use jird::nn::WeightDtype;
 use mlx::Tensor;
@@ -127,13 +127,18 @@ impl ByteSource for CountingSource {
         self.0.name()
     }
 
-    fn metadata(&self) -> LocalBoxFuture<'_, Result<Option<Metadata>>> {
+    fn metadata(&self) -> LocalBoxFuture<'_, Result<Option<Metadata>, Fault>> {
         self.0.metadata()
     }
 
-    fn read(&self, range: Range<u64>) -> LocalBoxFuture<'_, Result<Vec<u8>>> {
+    fn read<'a>(
+        &'a self,
+        range: Range<u64>,
+        metadata: &'a Metadata,
+        bytes: &'a mut Vec<u8>,
+    ) -> LocalBoxFuture<'a, Result<(), Fault>> {
         *self.2.borrow_mut().entry(self.1.clone()).or_default() += range.end - range.start;
-        self.0.read(range).boxed_local()
+        self.0.read(range, metadata, bytes)
     }
 }
 
@@ -238,10 +243,10 @@ fn limits_of_the_device_are_known_to_the_plan() {
         let gpu = Gpu::open(options).await.expect("a GPU device");
         let plan = async |context| {
             let options = LoadOptions { context: Some(context), ..LoadOptions::default() };
-            Model::plan(&gpu, &repo(files_for_positions(8192)), options).await
+            Model::plan(&gpu, &repo(files_for_positions(32_768)), options).await
         };
         plan(512).await.expect("a plan");
-        let error = plan(8192).await.err().expect("an error");
+        let error = plan(32_768).await.err().expect("an error");
         assert_eq!(error.code(), Code::OutOfMemory);
         assert!(error.to_string().contains("524288 bytes"), "{error}");
         assert_eq!(ledger(&gpu), [0; 4]);

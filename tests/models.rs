@@ -26,6 +26,11 @@ fn greedy() {
     each(cases::greedy);
 }
 
+#[test]
+fn splits() {
+    each(cases::splits);
+}
+
 /// Weights that no single binding can hold are cut by rows: the vocabulary of 320 rows into three, gate and up
 /// into two.
 #[test]

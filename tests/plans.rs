@@ -14,6 +14,7 @@ use std::path::Path;
 
 use cases::{FIXTURES, Tiny};
 use jird::gpu::{Gpu, GpuOptions};
+use jird::models::Rows;
 use jird::nn::Sampler;
 use jird::plan::{Plan, PlanBuilder};
 
@@ -33,7 +34,7 @@ async fn load(name: &str) -> Tiny {
 /// The plan of a greedy step, as a session makes it.
 fn plan(tiny: &Tiny, rows: u32) -> Plan {
     let mut builder = PlanBuilder::new(&tiny.gpu, rows, true);
-    let mut residual = tiny.model.forward(&mut builder, &tiny.state);
+    let mut residual = tiny.model.forward(&mut builder, &tiny.state, Rows::Last);
     let logits = tiny.model.logits(&mut builder, &tiny.state, &mut residual);
     Sampler::Greedy.forward(&mut builder, &tiny.state.inputs, logits);
     builder.compile().expect("a plan")
@@ -58,7 +59,7 @@ fn check(family: &str, fixture: &str) {
     pollster::block_on(async {
         let tiny = load(fixture).await;
         let decode = plan(&tiny, 1);
-        let layers = tiny.model.dimensions().cache_widths.len();
+        let layers = tiny.model.dimensions().caches.len();
         assert_eq!(decode.dispatches().len(), layers * DISPATCHES_PER_LAYER + DISPATCHES_AROUND);
         assert_snapshot(&format!("{family}.decode"), &on_any_device(decode.dump()));
         assert_snapshot(&format!("{family}.prefill"), &on_any_device(plan(&tiny, 16).dump()));

@@ -10,7 +10,7 @@ use jird::checkpoint::Checkpoint;
 use jird::fetch::{FolderOpener, Repo};
 use jird::gpu::{Gpu, GpuOptions};
 use jird::kernels::Step;
-use jird::models::{State, TextModel, declare};
+use jird::models::{Rows, State, TextModel, declare};
 use jird::nn::{Loader, WeightDtype};
 use jird::plan::{Plan, PlanBuilder, Value};
 use jird::text::Tokenizer;
@@ -37,7 +37,7 @@ impl Scorer {
         loader.run(&|| Ok(())).await.expect("weights");
         let state = State::new(gpu, model.dimensions(), TOKENS as u32, ROWS).expect("a state");
         let mut builder = PlanBuilder::new(gpu, ROWS, true);
-        let mut residual = model.forward(&mut builder, &state);
+        let mut residual = model.forward(&mut builder, &state, Rows::All);
         let logits = model.all_logits(&mut builder, &mut residual);
         builder.keep(logits);
         Self { gpu: gpu.clone(), state, plan: builder.compile().expect("a plan"), logits }

@@ -28,6 +28,12 @@ const VOCABULARIES: [u32; 3] = [1, 49_152, 262_144];
 /// The other offset only changes the value of a constant.
 const NORM: NormKernel = NormKernel { eps: 1e-6, unit_offset: true };
 
+/// All of a long context, and a ring.
+const CACHES: [CacheLayout; 2] = [
+    CacheLayout { slots: 32_768, format: CacheFormat::F32 },
+    CacheLayout { slots: 768, format: CacheFormat::F16 },
+];
+
 /// Every form of a normed input.
 const NORM_INPUTS: [NormInput; 5] = [
     NormInput { norm: NORM, update: None, keep_residual: false },
@@ -51,7 +57,7 @@ impl Checked {
         let source = kernel.source();
         let module = naga::front::wgsl::parse_str(&source)
             .unwrap_or_else(|error| panic!("{what}\n{}", error.emit_to_string(&source)));
-        // WebGPU has unpack2x16float everywhere. A variant that was not told of subgroups must not use them.
+        // WebGPU has pack2x16float and unpack2x16float everywhere. A variant that was not told of subgroups must not use them.
         let mut capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
         capabilities.set(Capabilities::SUBGROUP, subgroup_min.is_some());
         let info = Validator::new(ValidationFlags::all(), capabilities)
@@ -254,13 +260,9 @@ fn gated_act() {
 #[test]
 fn rope_append() {
     for subgroup_min in SUBGROUPS {
-        for qk_norm in [None, Some(NORM)] {
-            for head_dim in [16, 64, 256, 512] {
-                for (m, heads, kv_heads) in [(1, 1, 1), (256, 32, 8)] {
-                    let context = 32_768;
-                    let kernel = RopeAppend { m, heads, kv_heads, head_dim, context, qk_norm, subgroup_min };
-                    check(&kernel, subgroup_min);
-                }
+        for projection in cases::projections() {
+            for (m, cache) in [1, 256].into_iter().zip(CACHES) {
+                check(&RopeAppend { projection, m, cache, subgroup_min }, subgroup_min);
             }
         }
     }
@@ -272,20 +274,22 @@ fn attention() {
         for head_dim in [4, 16, 36, 64, 80, 128, 256, 512] {
             for m in [1, 16, 256] {
                 for (causal, window) in [(true, None), (true, Some(512)), (false, None), (false, Some(8))] {
-                    let (heads, kv_heads, context) = (8, 2, 32_768);
+                    let (heads, kv_heads) = (8, 2);
                     let scale = 0.125;
-                    let kernel = Attention {
-                        m,
-                        heads,
-                        kv_heads,
-                        head_dim,
-                        context,
-                        scale,
-                        causal,
-                        window,
-                        subgroup_min,
-                    };
-                    check(&kernel, subgroup_min);
+                    for cache in CACHES {
+                        let kernel = Attention {
+                            m,
+                            heads,
+                            kv_heads,
+                            head_dim,
+                            cache,
+                            scale,
+                            causal,
+                            window,
+                            subgroup_min,
+                        };
+                        check(&kernel, subgroup_min);
+                    }
                 }
             }
         }

@@ -262,6 +262,47 @@ fn special_tokens_flagged_normalized_are_kept_out_too() {
     assert_eq!(count("a [INST] b[INST]"), count("x"));
 }
 
+#[test]
+fn past_thoughts_are_left_out_and_those_between_calls_are_kept() {
+    let tokenizer = tokenizer("gemma");
+    let template = ChatTemplate::from_jinja(
+        "{% for m in messages %}[{{ m.reasoning_content }}|{{ m.reasoning }}|{{ m.content }}]{% endfor %}",
+        b"{}",
+    )
+    .unwrap();
+    let messages = json!([
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "reasoning_content": "old"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d", "reasoning": "new"},
+        {"role": "tool", "content": "e"},
+    ]);
+    let ids = template.encode(&tokenizer, &messages, &options()).unwrap();
+    assert_eq!(tokenizer.decode(&ids, true), "[||a][||b][||c][new|new|d][||e]");
+}
+
+#[test]
+fn what_a_tool_gave_is_printed_whatever_the_template_expects() {
+    let tokenizer = tokenizer("smollm");
+    let call = json!({"type": "function", "function": {"name": "f", "arguments": "{\"a\": [1]}"}});
+    let messages = json!([
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "f", "content": {"sky": "clear"}},
+    ]);
+    let rendered = |template: ChatTemplate| {
+        let ids = template.encode(&tokenizer, &messages, &options()).unwrap();
+        tokenizer.decode(&ids, false)
+    };
+    let gemma4 = rendered(template("gemma4"));
+    let expected = "<|tool_call>call:f{a:[1]}<tool_call|>\
+        <|tool_response>response:f{sky:<|\"|>clear<|\"|>}<tool_response|>";
+    assert!(gemma4.ends_with(expected), "{gemma4}");
+    // As Qwen's: only text is printed.
+    let texts = "{% for m in messages %}{{ m.content if m.content is string }}{% endfor %}";
+    assert_eq!(rendered(ChatTemplate::from_jinja(texts, b"{}").unwrap()), "?{\"sky\":\"clear\"}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """Run the whole gate: format, lints, native tests, GPU tests on two software drivers, two browsers, the package.
 
-A step that fails does not stop the later ones. The last line is the sum over all of them: N passed, N failed.
+Two lanes run side by side, what is native and what is of the web: links, whole-program optimisation and pages
+each keep one core busy, and there are at least two. A step that fails does not stop the later ones. The last
+line is the sum over all of them: N passed, N failed.
 """
 
 import argparse
+import concurrent.futures
 import dataclasses
 import os
 import re
@@ -35,12 +38,17 @@ TEST_PORT = 8377
 STEP_SECONDS = 1800
 END_TO_END = ROOT / "tests" / "e2e"
 NPM = ("npm", "run", "--silent")
-SETUP = "set-up"  # the one step that every run begins with
+TOOLCHAIN = "web toolchain"  # the one step that every run of the web lane needs
 BROWSER_TEST_SECONDS = 1500
 
 # How the runners sum up: libtest and wasm-bindgen-test, once per test binary, and node --test.
 CARGO_SUMMARY = re.compile(r"^test result: .*?(?P<passed>\d+) passed; (?P<failed>\d+) failed", re.MULTILINE)
 NODE_SUMMARY = re.compile(r"^(?:#|ℹ) (?:pass (?P<passed>\d+)|(?:fail|cancelled) (?P<failed>\d+))$", re.MULTILINE)
+
+
+# The commands of all lanes that go on now, and whether no other may begin.
+RUNNING = set()
+STOPPED = threading.Event()
 
 
 @dataclasses.dataclass
@@ -101,56 +109,62 @@ def watched(arguments, env, cwd):
         errors="replace",
         start_new_session=True,
     )
+    RUNNING.add(process)
     limit = threading.Timer(STEP_SECONDS, os.killpg, (process.pid, signal.SIGKILL))
     limit.start()
     lines = []
+    lane = threading.current_thread().name
     try:
         for line in process.stdout:
-            print(line, end="", flush=True)
+            print(f"{lane} | {line}", end="", flush=True)
             lines.append(line)
         return process.wait(), "".join(lines)
     finally:
         limit.cancel()
+        RUNNING.discard(process)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def prepare(full):
-    setup.for_tests()
+    setup.for_gpu()
     for name in models.RECIPES if full else ["smollm2", "tok-gemma"]:
         models.make(name)
 
 
-def steps(origin, full):
-    """The gate, in about the order in which it is likely to fail soonest."""
-    yield check(SETUP, lambda: prepare(full))
-    yield from checks_of_the_tree()
-    yield runner("JavaScript surface", NODE_SUMMARY, *NPM, "unit", area="text", cwd=END_TO_END)
+def lanes(origin, full):
+    """What runs side by side, each in about the order in which it is likely to fail soonest."""
+    return {"native": list(native(full)), "web": list(web(origin, full))}
+
+
+def native(full):
+    deny = ("--", "-D", "warnings")
+    yield command("format", "cargo", "fmt", "--all", "--check")
+    yield command("lints, native", "cargo", "clippy", "--all-targets", *deny)
     yield from native_tests(full)
-    yield browser_tests("Chromium", origin, CHROMEDRIVER=str(setup.CHROMEDRIVER))
-    yield browser_tests("Firefox", origin, GECKODRIVER=str(TOOLS / "bin" / "geckodriver"))
+    yield command("documentation", "cargo", "doc", "--no-deps", RUSTDOCFLAGS="-D warnings")
+
+
+def web(origin, full):
+    deny = ("--", "-D", "warnings")
+    # The unit tests are native: they use crates that wasm does not have.
+    wasm = ("--lib", *BROWSER_TARGETS, f"--target={WASM_TARGET}")
+    yield check(TOOLCHAIN, setup.for_tests)
+    yield command("package types", *NPM, "types", cwd=END_TO_END)
+    yield runner("JavaScript surface", NODE_SUMMARY, *NPM, "unit", area="text", cwd=END_TO_END)
+    yield command("lints, wasm", "cargo", "clippy", *wasm, *deny)
+    yield browser_tests("Chromium", origin, full, CHROMEDRIVER=str(setup.CHROMEDRIVER))
+    yield browser_tests("Firefox", origin, full, GECKODRIVER=str(TOOLS / "bin" / "geckodriver"))
     yield check("package", pack.build)
     yield check("package sizes", pack.check_sizes)
     yield Step("package in Chromium", package_tests, "text")
     yield check("demo", demo.check, area="text")
 
 
-def checks_of_the_tree():
-    deny = ("--", "-D", "warnings")
-    # The unit tests are native: they use crates that wasm does not have.
-    wasm = ("--lib", *BROWSER_TARGETS, f"--target={WASM_TARGET}")
-    yield command("format", "cargo", "fmt", "--all", "--check")
-    yield command("lints, native", "cargo", "clippy", "--all-targets", *deny)
-    yield command("lints, wasm", "cargo", "clippy", *wasm, *deny)
-    yield command("documentation", "cargo", "doc", "--no-deps", RUSTDOCFLAGS="-D warnings")
-    yield command("package types", *NPM, "types", cwd=END_TO_END)
-
-
 def native_tests(full):
     cargo_test = ("cargo", "test", "--no-fail-fast")
     real = {"JIRD_MODELS": str(MODELS), "JIRD_GEMMA_TOKENIZER": str(MODELS / "tok-gemma" / "tokenizer.json")}
-    if full:
-        real["JIRD_FULL"] = "1"
+    real |= thorough(full)
     lavapipe = {"VK_ICD_FILENAMES": str(setup.LAVAPIPE_ICD), "JIRD_GPU": "lavapipe"}
     yield runner("native, lavapipe", CARGO_SUMMARY, *cargo_test, area="text", **real, **lavapipe)
 
@@ -160,7 +174,12 @@ def native_tests(full):
     yield runner("native, SwiftShader", CARGO_SUMMARY, *again, area="text", **real, **swiftshader)
 
 
-def browser_tests(name, origin, **driver):
+def thorough(full):
+    """What tells tests to be thorough, natively when they run and for browsers when they are compiled."""
+    return {"JIRD_FULL": "1"} if full else {}
+
+
+def browser_tests(name, origin, full, **driver):
     return runner(
         f"browser tests, {name}",
         CARGO_SUMMARY,
@@ -169,6 +188,7 @@ def browser_tests(name, origin, **driver):
         CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUNNER="wasm-bindgen-test-runner",
         WASM_BINDGEN_TEST_TIMEOUT=str(BROWSER_TEST_SECONDS),
         JIRD_TEST_ORIGIN=origin,
+        **thorough(full),
         **driver,
     )
 
@@ -180,6 +200,11 @@ def package_tests():
     return runner("", NODE_SUMMARY, *NPM, "browser", cwd=END_TO_END, JIRD_TARBALL=tarball).work()
 
 
+def run_lane(steps):
+    """The steps of a lane, one after the other; for each its line of the report, passed and failed."""
+    return [execute(step) for step in steps if not STOPPED.is_set()]
+
+
 def execute(step):
     """Run a step; its line of the report, and how many tests passed and failed."""
     print(f"\n=== {step.name}", flush=True)
@@ -187,7 +212,7 @@ def execute(step):
     try:
         passed, failed = step.work()
     except Failure as failure:
-        print(f"error: {failure}", flush=True)
+        print(f"error: {step.name}: {failure}", flush=True)
         passed, failed = 0, 1
     seconds = time.monotonic() - began
     verdict = "FAIL" if failed else "ok"
@@ -207,13 +232,39 @@ def test():
     areas = ", ".join(f"{name} ({what})" for name, what in AREAS.items())
     parser.add_argument("--only", choices=AREAS, metavar="AREA", help=f"only the tests of one area: {areas}")
     options = parser.parse_args()
+    results = run_lane([check("set-up", lambda: prepare(options.full))])
     with serve_models() as server:
-        chosen = [s for s in steps(server.origin, options.full) if options.only in (None, s.area) or s.name == SETUP]
-        results = [execute(step) for step in chosen]
+        chosen = {
+            lane: [step for step in steps if options.only is None or step.area == options.only or step.name == TOOLCHAIN]
+            for lane, steps in lanes(server.origin, options.full).items()
+        }
+        results += side_by_side(chosen)
     print("\n" + "\n".join(line for line, _, _ in results))
     passed, failed = sum(r[1] for r in results), sum(r[2] for r in results)
     print(f"{passed} passed, {failed} failed")
     return int(failed > 0)
+
+
+def side_by_side(lanes):
+    """Run each lane in a thread of its name; their results, one lane after the other."""
+
+    def lane(name, steps):
+        threading.current_thread().name = name
+        return run_lane(steps)
+
+    with concurrent.futures.ThreadPoolExecutor(len(lanes)) as threads:
+        running = [threads.submit(lane, *item) for item in lanes.items()]
+        try:
+            return [result for future in running for result in future.result()]
+        except BaseException:  # interrupted, or a bug in a lane: no command outlives this one
+            stop_everything()
+            raise
+
+
+def stop_everything():
+    STOPPED.set()
+    for process in list(RUNNING):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

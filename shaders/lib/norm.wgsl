@@ -1,6 +1,7 @@
 // The input of a kernel, behind an optional residual update and RMSNorm over its K columns:
 //   r = x [+ delta | + rms_norm(delta) · post_weight]      (DELTA, POST_NORM)
-//   input = r · (mean(r²) + EPS)^-½ · norm_weight           (NORM)
+//   r = r · post_weight[K]                                  (SCALES_RESIDUAL)
+//   input = r [· (mean(r²) + EPS)^-½ · norm_weight]         (NORM)
 // Every workgroup recomputes the statistics, which costs less than a dispatch of its own.
 // Needs: K, EPS, WEIGHT_OFFSET (1 where the checkpoint stores w of 1+w), WORKGROUP; lib/reduce with Acc.
 @group(0) @binding(_) var<storage, read> x: array<vec4<f32>>;
@@ -20,7 +21,7 @@ var<private> row4: u32;         // where the row starts, in vec4s
 var<private> post_scale: f32;
 var<private> norm_scale: f32;
 
-#ifdef NORM
+#ifdef RMS
 #import "lib/reduce.wgsl"
 fn rms_scale(square_sum: f32, thread: u32) -> f32 {
   let total = team_sum(Acc(square_sum), thread, WORKGROUP);
@@ -37,6 +38,9 @@ fn residual4(k4: u32) -> vec4<f32> {
 #ifdef DELTA
   value += delta[row4 + k4];
 #endif
+#endif
+#ifdef SCALES_RESIDUAL
+  value *= post_weight[K4].x;
 #endif
   return value;
 }

@@ -239,6 +239,29 @@ impl Checkpoint {
         }
     }
 
+    /// The bytes of each of `rows`, its planes one after the other: of a table that is read here and there.
+    ///
+    /// Fails with `InvalidArgument` if a row is not there, and with what reading fails with.
+    pub async fn read_scattered(&self, layout: &RowLayout, rows: &[usize]) -> Result<Vec<Vec<u8>>> {
+        let mut contents = vec![Vec::new(); rows.len()];
+        for &row in rows {
+            layout.check(&(row..row + 1))?;
+        }
+        // Planes that lie in one file are read by one call.
+        for planes in layout.planes.chunk_by(|a, b| a.file == b.file) {
+            let ranges: Vec<_> = rows
+                .iter()
+                .flat_map(|&row| planes.iter().map(move |plane| plane.range(row..row + 1)))
+                .collect();
+            let Some(plane) = planes.first() else { continue };
+            let parts = self.file(plane.file)?.read_scattered(&ranges).await?;
+            for (content, parts) in contents.iter_mut().zip(parts.chunks(planes.len())) {
+                parts.iter().for_each(|part| content.extend(part));
+            }
+        }
+        Ok(contents)
+    }
+
     /// The planes of an affine matrix `[outer…, columns]`, and what their shapes say of it.
     fn affine<'a>(
         &'a self,

@@ -132,6 +132,15 @@ impl Checkpoint {
             .collect()
     }
 
+    /// Says that `ranges`, numbers of files and bytes in them, will be read in this order, so that they may be
+    /// fetched ahead.
+    pub fn will_read(&self, ranges: &[(usize, Range<u64>)]) -> Result<()> {
+        ranges.iter().try_for_each(|(file, range)| {
+            self.file(*file)?.will_read([range.clone()]);
+            Ok(())
+        })
+    }
+
     /// The file of this number.
     pub fn file(&self, number: usize) -> Result<&BlockFile> {
         self.files.get(number).ok_or_else(|| {

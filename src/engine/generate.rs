@@ -1,27 +1,29 @@
 //! Generation, pulled piece by piece.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
 use serde_json::Value as Json;
 use web_time::Instant;
 
+use super::fit::{ContextFull, Fit};
 use super::load::Model;
-use super::session::STEPS_IN_FLIGHT;
+use super::session::{Conversation, STEPS_IN_FLIGHT};
 use crate::error::{Code, Error, Result};
 use crate::gpu::Readback;
 use crate::kernels::Step;
 use crate::nn::Sampler;
-use crate::text::chat::{LocalTime, RenderOptions, encode_rendered};
-use crate::text::{StopSequences, StreamDecoder};
+use crate::text::chat::LocalTime;
+use crate::text::{OutputParser, Part, StopSequences};
 
 /// What to continue.
 #[derive(Clone, Debug)]
 pub enum Prompt {
     /// Text in which special tokens are found, as a caller writes it who renders the template himself.
     Text(String),
-    /// Messages with `role` and `content`, for the model's chat template. The text of special tokens in them
-    /// is text.
+    /// Messages with `role` and `content`, for the model's chat template, as
+    /// [`crate::text::ChatTemplate::encode`] takes them. The text of special tokens in them is text.
     Messages(Json),
 }
 
@@ -40,8 +42,16 @@ pub struct GenerateOptions {
     pub min_p: f32,
     /// Seed of the draws.
     pub seed: u32,
-    /// Strings that end the text, and are not part of it.
+    /// Strings that end the answer's text, and are not part of it.
     pub stop: Vec<String>,
+    /// What to do when the context is full.
+    pub context_full: ContextFull,
+    /// Functions that the model may ask to be called: an array of
+    /// `{ "type": "function", "function": { "name", "description", "parameters" } }`. For messages only.
+    pub tools: Option<Json>,
+    /// Whether the model is to think before it answers, for templates that know `enable_thinking`; None: what
+    /// the template does by itself. For messages only.
+    pub thinking: Option<bool>,
     /// The time that a chat template may print.
     pub now: Option<LocalTime>,
 }
@@ -56,13 +66,16 @@ impl Default for GenerateOptions {
             min_p: 0.0,
             seed: 0,
             stop: Vec::new(),
+            context_full: ContextFull::default(),
+            tools: None,
+            thinking: None,
             now: None,
         }
     }
 }
 
 impl GenerateOptions {
-    fn check(&self) -> Result<()> {
+    fn check(&self, prompt: &Prompt) -> Result<()> {
         let require = |holds: bool, option: &str, expected: &str, got: &dyn std::fmt::Display| {
             if holds {
                 return Ok(());
@@ -75,7 +88,12 @@ impl GenerateOptions {
         require((0.0..=100.0).contains(&temperature), "temperature", "0 to 100", &temperature)?;
         require(self.top_p > 0.0 && self.top_p <= 1.0, "topP", "a number above 0, up to 1", &self.top_p)?;
         require((0.0..=1.0).contains(&self.min_p), "minP", "0 to 1", &self.min_p)?;
-        require(self.max_tokens != Some(0), "maxTokens", "at least 1", &0)
+        require(self.max_tokens != Some(0), "maxTokens", "at least 1", &0)?;
+        let is_text = matches!(prompt, Prompt::Text(_));
+        for (option, is_given) in [("tools", self.tools.is_some()), ("thinking", self.thinking.is_some())] {
+            require(!(is_text && is_given), option, "messages to use it with", &"a text as prompt")?;
+        }
+        Ok(())
     }
 
     fn sampler(&self) -> Sampler {
@@ -99,8 +117,12 @@ impl GenerateOptions {
 pub enum FinishReason {
     /// An end token or a stop sequence.
     Stop,
-    /// The tokens asked for are made, or the context is full.
+    /// An end token after tool calls: their results are awaited.
+    ToolCalls,
+    /// The tokens asked for are made.
     Length,
+    /// The context is full.
+    Context,
     /// The caller cancelled.
     Cancelled,
 }
@@ -108,8 +130,10 @@ pub enum FinishReason {
 /// What a generation did.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stats {
-    /// Tokens of the prompt.
+    /// Tokens of the prompt, without what was left out of it.
     pub prompt_tokens: u32,
+    /// Those of them that the session held and did not compute again.
+    pub cached_tokens: u32,
     /// Tokens made, an end token included.
     pub new_tokens: u32,
     /// From the first pull to the first token.
@@ -120,57 +144,139 @@ pub struct Stats {
     pub finish_reason: Option<FinishReason>,
 }
 
-/// The next piece of text and the tokens that brought it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The next parts of the output and the tokens that brought them.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Piece {
-    /// May be empty, while a character or a stop sequence is incomplete.
-    pub text: String,
+    /// May be empty, while a character, a marker or a stop sequence is incomplete.
+    pub parts: Vec<Part>,
     /// The new ids.
     pub ids: Vec<u32>,
+}
+
+impl Piece {
+    /// What it adds to the answer's text.
+    pub fn text(&self) -> String {
+        let texts = self.parts.iter().filter_map(|part| match part {
+            Part::Text(text) => Some(text.as_str()),
+            _ => None,
+        });
+        texts.collect()
+    }
 }
 
 /// A running continuation of a prompt.
 pub struct Generation {
     model: Rc<Model>,
-    prompt: Vec<u32>,
+    conversation: Rc<RefCell<Conversation>>,
+    /// Which of the conversation's generations, once it has begun.
+    number: Option<u64>,
+    prompt: Prompt,
     options: GenerateOptions,
-    limit: u32,
+    /// What is to be submitted before the next step: the prompt, or the shortened one with the answer so far.
+    unread: Option<Vec<u32>>,
+    dropped_turns: usize,
+    /// New tokens after which the context is full.
+    full_at: u32,
     submitted: u32,
     in_flight: VecDeque<Readback>,
-    /// None once the text has ended.
-    text: Option<(StreamDecoder, StopSequences)>,
-    new_tokens: u32,
+    /// None once the output has ended.
+    output: Option<Output>,
+    /// The new ids.
+    ids: Vec<u32>,
+    prompt_tokens: u32,
+    cached_tokens: Option<u32>,
     started: Option<Instant>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
     finish_reason: Option<FinishReason>,
 }
 
+/// The output that is still going on.
+struct Output {
+    parser: OutputParser,
+    watch: Watch,
+}
+
+/// Looks at the parts that pass: for stop sequences, and for calls.
+struct Watch {
+    stop: StopSequences,
+    has_calls: bool,
+}
+
 impl Model {
     /// Prepares the continuation of `prompt`; nothing is computed before the first pull.
     ///
+    /// What the conversation of the calls before holds of the prompt's beginning is not computed again. The
+    /// first pull ends the generation before, if that has not ended.
+    ///
     /// Fails with [`Code::ContextFull`] for a prompt that leaves no room for a new token.
     pub fn generate(self: &Rc<Self>, prompt: &Prompt, options: GenerateOptions) -> Result<Generation> {
-        options.check()?;
-        let prompt = self.encode(prompt, options.now)?;
-        let room = self.context().saturating_sub(prompt.len() as u32);
-        if room == 0 {
-            return Err(Error::new(Code::ContextFull, "generate from the prompt")
-                .expected(format!("at most {} tokens, one less than the context", self.context() - 1))
-                .got(format!("{} tokens", prompt.len()))
-                .remedy("Shorten the prompt or the history, or load the model with a larger context."));
+        Generation::new(self, &self.conversation, prompt, options)
+    }
+}
+
+impl Watch {
+    /// What passes of `parts`; true with it when a stop sequence has ended the text.
+    fn pass(&mut self, parts: Vec<Part>) -> (Vec<Part>, bool) {
+        let mut passed = Vec::new();
+        for part in parts {
+            match part {
+                Part::Text(text) => {
+                    let text = self.stop.push(&text);
+                    push_text(&mut passed, text.text);
+                    if text.stopped_by.is_some() {
+                        return (passed, true);
+                    }
+                }
+                part => {
+                    push_text(&mut passed, self.stop.release());
+                    self.has_calls |= matches!(part, Part::ToolCall(_));
+                    passed.push(part);
+                }
+            }
         }
-        let decoder = StreamDecoder::new(self.tokenizer.clone(), true);
+        (passed, false)
+    }
+}
+
+fn push_text(parts: &mut Vec<Part>, text: String) {
+    if !text.is_empty() {
+        parts.push(Part::Text(text));
+    }
+}
+
+impl Generation {
+    pub(super) fn new(
+        model: &Rc<Model>,
+        conversation: &Rc<RefCell<Conversation>>,
+        prompt: &Prompt,
+        options: GenerateOptions,
+    ) -> Result<Self> {
+        options.check(prompt)?;
         let stop = StopSequences::new(options.stop.iter().cloned())?;
-        Ok(Generation {
-            model: self.clone(),
-            prompt,
-            limit: options.max_tokens.map_or(room, |wished| wished.min(room)),
+        let (context, dropped_turns) = {
+            let conversation = conversation.borrow();
+            (conversation.context(), conversation.dropped_turns)
+        };
+        let fit = Fit { model, prompt, options: &options, context, answer: &[], dropped_turns };
+        let fitted = fit.ids()?;
+        let parser = OutputParser::new(model.tokenizer.clone(), model.output.clone(), &fitted.ids);
+        let prompt_tokens = fitted.ids.len() as u32;
+        Ok(Self {
+            model: model.clone(),
+            conversation: conversation.clone(),
+            number: None,
+            prompt: prompt.clone(),
             options,
+            unread: Some(fitted.ids),
+            dropped_turns: fitted.dropped_turns,
+            full_at: context - prompt_tokens,
             submitted: 0,
             in_flight: VecDeque::new(),
-            text: Some((decoder, stop)),
-            new_tokens: 0,
+            output: Some(Output { parser, watch: Watch { stop, has_calls: false } }),
+            ids: Vec::new(),
+            prompt_tokens,
+            cached_tokens: None,
             started: None,
             first_token: None,
             last_token: None,
@@ -178,53 +284,13 @@ impl Model {
         })
     }
 
-    fn encode(&self, prompt: &Prompt, now: Option<LocalTime>) -> Result<Vec<u32>> {
-        let ids = match prompt {
-            Prompt::Text(text) => encode_rendered(&self.tokenizer, text)?,
-            Prompt::Messages(messages) => {
-                let template = self.template.as_ref().ok_or_else(|| {
-                    Error::new(Code::Template, "turn messages into a prompt")
-                        .expected("a chat template in tokenizer_config.json or chat_template.jinja")
-                        .got("none")
-                        .remedy("Give a string as prompt: this model has not been trained to chat.")
-                })?;
-                let options = RenderOptions { add_generation_prompt: true, now, ..RenderOptions::default() };
-                template.encode(&self.tokenizer, messages, &options)?
-            }
-        };
-        if ids.is_empty() {
-            return Err(Error::new(Code::InvalidArgument, "generate from the prompt")
-                .expected("at least one token")
-                .got("an empty prompt"));
-        }
-        match ids.iter().find(|&&id| id >= self.vocab_size()) {
-            None => Ok(ids),
-            Some(id) => Err(Error::new(Code::Tokenizer, "generate from the prompt")
-                .expected(format!("token ids below the vocabulary's size {}", self.vocab_size()))
-                .got(id.to_string())
-                .remedy("See that tokenizer.json and the weights are of the same model.")),
-        }
-    }
-}
-
-impl Generation {
-    /// The next piece, or None when the text has ended. After an error the generation has ended too.
+    /// The next piece, or None when the output has ended. After an error the generation has ended too, and
+    /// after a pull that was dropped before it was done.
     pub async fn next(&mut self) -> Result<Option<Piece>> {
-        let next = self.advance().await;
-        if next.is_err() {
-            self.text = None;
-        }
-        next
-    }
-
-    async fn advance(&mut self) -> Result<Option<Piece>> {
-        if self.text.is_none() {
-            return Ok(None);
-        }
+        let Some(output) = self.output.take() else { return Ok(None) };
         self.submit()?;
         let Some(readback) = self.in_flight.pop_front() else { return Ok(None) };
         let bytes = readback.bytes(&self.model.gpu).await?;
-        self.model.session.borrow_mut().recycle(readback);
         let id: u32 = bytemuck::pod_read_unaligned(&bytes);
         if id >= self.model.vocab_size() {
             return Err(Error::new(Code::Internal, "choose the next token")
@@ -232,57 +298,100 @@ impl Generation {
                 .got("numbers that overflowed")
                 .remedy("Load the model with dtype \"f32\", and please report the model's name."));
         }
-        self.count_token();
-        Ok(Some(self.piece(id)))
+        self.accept(id, readback)?;
+        self.output = Some(output);
+        self.piece(id).map(Some)
     }
 
     /// Keeps steps on their way, as far as the limit allows.
     fn submit(&mut self) -> Result<()> {
-        let model = &self.model;
-        let mut session = model.session.borrow_mut();
+        let model = self.model.text.as_ref();
+        let mut conversation = self.conversation.borrow_mut();
         let (sampler, step) = (self.options.sampler(), self.options.step());
-        if self.submitted == 0 {
-            self.started = Some(Instant::now());
-            session.reset();
-            self.in_flight.push_back(session.prefill(model.text.as_ref(), &self.prompt, sampler, step)?);
-            self.submitted = 1;
+        let number = *self.number.get_or_insert_with(|| conversation.begin());
+        conversation.check_current(number)?;
+        if let Some(ids) = self.unread.take() {
+            self.started.get_or_insert_with(Instant::now);
+            conversation.dropped_turns = self.dropped_turns;
+            let (readback, cached) = conversation.prefill(model, &ids, sampler, step)?;
+            self.cached_tokens.get_or_insert(cached);
+            self.in_flight.push_back(readback);
+            self.submitted += 1;
         }
-        while self.in_flight.len() < STEPS_IN_FLIGHT && self.submitted < self.limit {
-            self.in_flight.push_back(session.decode(model.text.as_ref(), sampler, step)?);
+        let limit = self.full_at.min(self.options.max_tokens.unwrap_or(u32::MAX));
+        while self.in_flight.len() < STEPS_IN_FLIGHT && self.submitted < limit {
+            self.in_flight.push_back(conversation.decode(model, sampler, step)?);
             self.submitted += 1;
         }
         Ok(())
     }
 
-    fn count_token(&mut self) {
+    fn accept(&mut self, id: u32, readback: Readback) -> Result<()> {
+        let mut conversation = self.conversation.borrow_mut();
+        conversation.check_current(self.number.unwrap_or_default())?;
+        conversation.accept(id, readback);
         let now = Instant::now();
-        self.new_tokens += 1;
+        self.ids.push(id);
         self.first_token.get_or_insert(now);
         self.last_token = Some(now);
+        Ok(())
     }
 
-    fn piece(&mut self, id: u32) -> Piece {
+    fn piece(&mut self, id: u32) -> Result<Piece> {
         let ids = vec![id];
-        let Some((decoder, stop)) = &mut self.text else { return Piece { ids, ..Piece::default() } };
+        let new_tokens = self.ids.len() as u32;
+        let Some(output) = &mut self.output else { return Ok(Piece { parts: Vec::new(), ids }) };
         if self.model.stop_ids.contains(&id) {
-            return Piece { text: self.end(FinishReason::Stop), ids };
+            return Ok(Piece { parts: self.end(FinishReason::Stop), ids });
         }
-        let passed = stop.push(&decoder.push(id));
-        let mut text = passed.text;
-        if passed.stopped_by.is_some() {
-            text.push_str(&self.end(FinishReason::Stop));
-        } else if self.new_tokens == self.limit {
-            text.push_str(&self.end(FinishReason::Length));
+        let parts = output.parser.push(id);
+        let (mut parts, is_stopped) = output.watch.pass(parts);
+        if is_stopped {
+            self.finish_reason = Some(FinishReason::Stop);
+            self.output = None;
+        } else if self.options.max_tokens == Some(new_tokens) {
+            parts.extend(self.end(FinishReason::Length));
+        } else if new_tokens == self.full_at && !self.slide()? {
+            parts.extend(self.end(FinishReason::Context));
         }
-        Piece { text, ids }
+        Ok(Piece { parts, ids })
     }
 
-    /// Ends the text and gives what was held back of it.
-    fn end(&mut self, reason: FinishReason) -> String {
-        self.finish_reason.get_or_insert(reason);
-        let Some((decoder, mut stop)) = self.text.take() else { return String::new() };
-        let passed = stop.push(&decoder.finish());
-        passed.text + &stop.finish()
+    /// Shortens the prompt, so that the answer can go on after it; whether that was possible.
+    fn slide(&mut self) -> Result<bool> {
+        if self.options.context_full == ContextFull::Error {
+            return Ok(false);
+        }
+        let context = self.conversation.borrow().context();
+        let fit = Fit {
+            model: &self.model,
+            prompt: &self.prompt,
+            options: &self.options,
+            context,
+            answer: &self.ids,
+            dropped_turns: self.dropped_turns,
+        };
+        let fitted = match fit.ids() {
+            Err(error) if error.code() == Code::ContextFull => return Ok(false),
+            fitted => fitted?,
+        };
+        self.full_at = self.ids.len() as u32 + context - fitted.ids.len() as u32;
+        self.dropped_turns = fitted.dropped_turns;
+        self.unread = Some(fitted.ids);
+        Ok(true)
+    }
+
+    /// Ends the output and gives what was held back of it.
+    fn end(&mut self, reason: FinishReason) -> Vec<Part> {
+        let Some(Output { parser, mut watch }) = self.output.take() else { return Vec::new() };
+        let (mut parts, is_stopped) = watch.pass(parser.finish());
+        push_text(&mut parts, watch.stop.release());
+        self.finish_reason = Some(match reason {
+            _ if is_stopped => FinishReason::Stop,
+            FinishReason::Stop if watch.has_calls => FinishReason::ToolCalls,
+            reason => reason,
+        });
+        parts
     }
 
     /// Ends the generation; what is on its way is dropped.
@@ -296,12 +405,11 @@ impl Generation {
         let span = self.first_token.zip(self.last_token).map(|(first, last)| seconds(first, last));
         let started = self.started.zip(self.first_token);
         Stats {
-            prompt_tokens: self.prompt.len() as u32,
-            new_tokens: self.new_tokens,
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.cached_tokens.unwrap_or(0),
+            new_tokens: self.ids.len() as u32,
             first_token_ms: started.map(|(started, first)| seconds(started, first) * 1e3),
-            tokens_per_second: span
-                .filter(|&span| span > 0.0)
-                .map(|span| f64::from(self.new_tokens - 1) / span),
+            tokens_per_second: span.filter(|&span| span > 0.0).map(|span| (self.ids.len() - 1) as f64 / span),
             finish_reason: self.finish_reason,
         }
     }

@@ -9,15 +9,15 @@ use serde_json::Value as Json;
 
 use super::memory::MemoryPlan;
 use super::progress::{LoadObserver, Progress};
-use super::session::Session;
+use super::session::Conversation;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Code, Error, Result};
 use crate::fetch::{BlockFile, HELD_BYTES, Repo};
 use crate::gpu::Gpu;
 use crate::models::{self, TextModel};
-use crate::nn::{Loader, WeightDtype};
+use crate::nn::{Loader, RowTable, WeightDtype};
 use crate::plan::Plan;
-use crate::text::{ChatTemplate, Tokenizer};
+use crate::text::{ChatTemplate, OutputFormat, Tokenizer};
 
 /// Bounds of the small files, in bytes. The largest known tokenizer.json has 33 MB.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
@@ -65,20 +65,21 @@ impl Opened {
         let before = gpu.ledger().as_ref().clone();
         let mut loader = Loader::new(gpu, &self.checkpoint, options.dtype);
         let text = models::declare(&self.config, &mut loader)?;
-        let context = context(options.context, text.dimensions().max_position_embeddings)?;
-        let session = Session::new(gpu, text.as_ref(), context)?;
+        let largest = text.dimensions().max_position_embeddings;
+        let context =
+            check_context("load the model", options.context, DEFAULT_CONTEXT.min(largest), largest)?;
+        let conversation = Conversation::new(gpu, text.as_ref(), context, None)?;
         let mut downloads = self.checkpoint.downloads(&loader.ranges());
         downloads.push((self.tokenizer.name(), self.tokenizer.size()));
         let plan = MemoryPlan {
+            tokenizer: self.tokenizer.size(),
+            rows: text.dimensions().row_table.as_ref().map_or(0, RowTable::cache_bytes),
+            staging: HELD_BYTES + loader.staging_bytes(),
             download_bytes: downloads.iter().map(|(_, bytes)| bytes).sum(),
             budget: options.memory_budget,
-            ..MemoryPlan::new(gpu.ledger(), &before).with_heap(
-                self.tokenizer.size(),
-                HELD_BYTES,
-                loader.staging_bytes(),
-            )
+            ..MemoryPlan::of_gpu(gpu.ledger(), &before)
         };
-        Ok(Declared { loader, text, context, session, downloads, plan })
+        Ok(Declared { loader, text, conversation, downloads, plan })
     }
 }
 
@@ -86,8 +87,7 @@ impl Opened {
 struct Declared<'a> {
     loader: Loader<'a>,
     text: Box<dyn TextModel>,
-    context: u32,
-    session: Session,
+    conversation: Conversation,
     /// The files that will be read, and how much of each.
     downloads: Vec<(&'a str, u64)>,
     plan: MemoryPlan,
@@ -100,9 +100,10 @@ pub struct Model {
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) template: Option<ChatTemplate>,
     pub(super) stop_ids: BTreeSet<u32>,
-    pub(super) session: RefCell<Session>,
+    pub(super) output: Arc<OutputFormat>,
+    /// The conversation of [`Model::generate`].
+    pub(super) conversation: Rc<RefCell<Conversation>>,
     model_type: String,
-    context: u32,
 }
 
 impl Model {
@@ -128,20 +129,23 @@ impl Model {
         let template = template(repo).await?;
         let generation = json(repo, "generation_config.json").await?;
 
-        let Declared { loader, text, context, session, plan, .. } = declared;
+        let Declared { loader, text, conversation, plan, .. } = declared;
         loader.run(&|| progress.check()).await?;
         gpu.ledger().set_limit(plan.gpu_limit());
         progress.finish();
+        let output = OutputFormat::of(&tokenizer, template.as_ref());
         let config = &opened.config;
+        let mut stop_ids = stop_ids(generation.as_ref().and_then(|json| json.get("eos_token_id")), config);
+        stop_ids.extend(output.response_id());
         let model = Rc::new(Self {
             gpu: gpu.clone(),
             text,
             tokenizer: Arc::new(tokenizer),
             template,
-            stop_ids: stop_ids(generation.as_ref().and_then(|json| json.get("eos_token_id")), config),
-            session: RefCell::new(session),
+            stop_ids,
+            output: Arc::new(output),
+            conversation: Rc::new(RefCell::new(conversation)),
             model_type: config.get("model_type").and_then(Json::as_str).unwrap_or_default().to_owned(),
-            context,
         });
         // Compiled now, so that the first token does not wait for it.
         model.decode_plan()?;
@@ -164,7 +168,7 @@ impl Model {
 
     /// Positions that a conversation may have.
     pub fn context(&self) -> u32 {
-        self.context
+        self.conversation.borrow().context()
     }
 
     /// Entries of the vocabulary.
@@ -184,7 +188,7 @@ impl Model {
 
     /// The plan of one greedy decode step.
     pub fn decode_plan(&self) -> Result<Rc<Plan>> {
-        self.session.borrow_mut().decode_plan(self.text.as_ref())
+        self.conversation.borrow_mut().decode_plan(self.text.as_ref())
     }
 }
 
@@ -201,11 +205,12 @@ async fn json(repo: &Repo, file: &str) -> Result<Option<Json>> {
     parsed.map(Some).map_err(|error| Error::new(Code::Config, format!("read {file}")).because(error))
 }
 
-fn context(wished: Option<u32>, largest: u32) -> Result<u32> {
+/// `wished`, if the model was made for it, or `default`.
+pub(super) fn check_context(asked: &str, wished: Option<u32>, default: u32, largest: u32) -> Result<u32> {
     match wished {
-        None => Ok(DEFAULT_CONTEXT.min(largest)),
+        None => Ok(default),
         Some(context) if (1..=largest).contains(&context) => Ok(context),
-        Some(context) => Err(Error::new(Code::InvalidArgument, "load the model")
+        Some(context) => Err(Error::new(Code::InvalidArgument, asked)
             .expected(format!("a context of 1 to {largest} positions, as the model was made for"))
             .got(context.to_string())),
     }

@@ -87,6 +87,7 @@ impl Progress {
             FetchEvent::StoreFailed { file, error } => {
                 self.observer.event(LoadEvent::Uncached { file, error });
             }
+            FetchEvent::Retry { .. } => {}
         }))
     }
 

@@ -1,12 +1,15 @@
-//! One conversation's state on the GPU and the plans that advance it.
+//! Conversations: their state on the GPU, the plans that advance it, and the tokens that it holds.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use crate::error::Result;
+use super::generate::{GenerateOptions, Generation, Prompt};
+use super::load::{Model, check_context};
+use crate::error::{Code, Error, Result};
 use crate::gpu::{Gpu, Readback};
 use crate::kernels::Step;
-use crate::models::{State, TextModel};
+use crate::models::{Rows, State, TextModel};
 use crate::nn::Sampler;
 use crate::plan::{Plan, PlanBuilder, Pool};
 
@@ -20,6 +23,48 @@ pub(super) const MAX_ROWS: u32 = BUCKETS[BUCKETS.len() - 1];
 /// the GPU, so that the GPU does not wait for the CPU.
 pub(super) const STEPS_IN_FLIGHT: usize = 2;
 
+/// How to open a session.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SessionOptions {
+    /// Positions that its conversation may have; None: as many as the model's own.
+    pub context: Option<u32>,
+}
+
+/// A conversation of its own, beside others of the same model: it keeps its own keys and values, so that
+/// they need not be computed again when others were answered in between.
+///
+/// Its memory is in the ledger and is freed when session and generations are dropped.
+pub struct Session {
+    model: Rc<Model>,
+    conversation: Rc<RefCell<Conversation>>,
+}
+
+impl Model {
+    /// Opens a further session.
+    ///
+    /// Fails with [`Code::OutOfMemory`] when the device cannot hold its cache.
+    pub fn session(self: &Rc<Self>, options: SessionOptions) -> Result<Session> {
+        let largest = self.text.dimensions().max_position_embeddings;
+        let context = check_context("open a session", options.context, self.context(), largest)?;
+        let beside = self.conversation.borrow();
+        let conversation = Conversation::new(&self.gpu, self.text.as_ref(), context, Some(&beside))?;
+        drop(beside);
+        Ok(Session { model: self.clone(), conversation: Rc::new(RefCell::new(conversation)) })
+    }
+}
+
+impl Session {
+    /// As [`Model::generate`], in this session.
+    pub fn generate(&self, prompt: &Prompt, options: GenerateOptions) -> Result<Generation> {
+        Generation::new(&self.model, &self.conversation, prompt, options)
+    }
+
+    /// Positions that its conversation may have.
+    pub fn context(&self) -> u32 {
+        self.conversation.borrow().context()
+    }
+}
+
 /// Which plan: for how many rows, and how it ends.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct PlanKey {
@@ -29,66 +74,129 @@ struct PlanKey {
 }
 
 impl PlanKey {
-    /// Every plan that a session may come to need.
+    /// Every plan that a conversation may come to need.
     fn all() -> impl Iterator<Item = Self> {
         let ends = [Some(Sampler::Greedy), Some(Sampler::Sampled)];
         let rows = std::iter::once(1).chain(BUCKETS);
         rows.flat_map(move |rows| ends.map(|sampler| PlanKey { rows, sampler }))
             .chain([PlanKey { rows: MAX_ROWS, sampler: None }])
     }
-}
 
-fn record(gpu: &Rc<Gpu>, model: &dyn TextModel, state: &State, key: PlanKey) -> PlanBuilder {
-    let mut builder = PlanBuilder::new(gpu, key.rows, true);
-    let mut residual = model.forward(&mut builder, state);
-    if let Some(sampler) = key.sampler {
-        let logits = model.logits(&mut builder, state, &mut residual);
-        sampler.forward(&mut builder, &state.inputs, logits);
+    fn record(self, gpu: &Rc<Gpu>, model: &dyn TextModel, state: &State) -> PlanBuilder {
+        let mut builder = PlanBuilder::new(gpu, self.rows, true);
+        let wanted = if self.sampler.is_some() { Rows::Last } else { Rows::None };
+        let mut residual = model.forward(&mut builder, state, wanted);
+        if let Some(sampler) = self.sampler {
+            let logits = model.logits(&mut builder, state, &mut residual);
+            sampler.forward(&mut builder, &state.inputs, logits);
+        }
+        builder
     }
-    builder
 }
 
-/// State, plans, and the position that they have reached.
-pub(super) struct Session {
+/// State, plans, and what has been submitted.
+pub(super) struct Conversation {
     gpu: Rc<Gpu>,
     state: State,
     /// Buffers of the plans, which run one after the other.
     pool: Pool,
     plans: HashMap<PlanKey, Rc<Plan>>,
     readbacks: Vec<Readback>,
+    context: u32,
+    /// Positions submitted.
     position: u32,
+    /// The tokens at the first positions, as far as they are known: steps on their way, and steps whose
+    /// results were dropped, have taken tokens that only the GPU has seen.
+    ids: Vec<u32>,
+    /// Counts the generations; only the last one may go on.
+    generation: u64,
+    /// Turns that the last generation left out to fit into the context.
+    pub(super) dropped_turns: usize,
 }
 
-impl Session {
-    /// A session of up to `context` positions. Everything that it will ever hold is reserved here.
-    pub fn new(gpu: &Rc<Gpu>, model: &dyn TextModel, context: u32) -> Result<Self> {
+impl Conversation {
+    /// A conversation of up to `context` positions. Everything that it will ever hold is reserved here.
+    ///
+    /// `beside` is another one of the same model: steps of the two never run at once, and so share a pool.
+    pub fn new(
+        gpu: &Rc<Gpu>,
+        model: &dyn TextModel,
+        context: u32,
+        beside: Option<&Conversation>,
+    ) -> Result<Self> {
         let state = State::new(gpu, model.dimensions(), context, MAX_ROWS)?;
         let readback = || Readback::new(gpu, state.inputs.tokens.clone(), 0..4);
         let readbacks = (0..STEPS_IN_FLIGHT).map(|_| readback()).collect::<Result<_>>()?;
-        let pool = Pool::reserve(gpu, PlanKey::all().map(|key| record(gpu, model, &state, key)))?;
-        Ok(Self { gpu: gpu.clone(), state, pool, plans: HashMap::new(), readbacks, position: 0 })
+        let pool = match beside {
+            Some(other) => other.pool.clone(),
+            None => Pool::reserve(gpu, PlanKey::all().map(|key| key.record(gpu, model, &state)))?,
+        };
+        Ok(Self {
+            gpu: gpu.clone(),
+            state,
+            pool,
+            plans: HashMap::new(),
+            readbacks,
+            context,
+            position: 0,
+            ids: Vec::new(),
+            generation: 0,
+            dropped_turns: 0,
+        })
     }
 
-    /// Forgets every position.
-    pub fn reset(&mut self) {
-        self.position = 0;
+    /// Positions that it may have.
+    pub fn context(&self) -> u32 {
+        self.context
     }
 
-    /// Submits `ids` after what the session holds; the token that `sampler` chooses comes back.
+    /// Begins a generation, which ends the one before.
+    pub fn begin(&mut self) -> u64 {
+        self.generation += 1;
+        self.generation
+    }
+
+    /// Fails when `generation` is not the last that began.
+    pub fn check_current(&self, generation: u64) -> Result<()> {
+        if self.generation == generation {
+            return Ok(());
+        }
+        Err(Error::new(Code::InvalidArgument, "go on generating")
+            .expected("the session's latest generation")
+            .got("one before it")
+            .remedy("Finish a generation before the next, or open a session for each."))
+    }
+
+    /// How many of the first tokens of `ids` the caches hold; never all, since the last one's logits are
+    /// wanted.
+    fn cached(&self, ids: &[u32]) -> usize {
+        let held = self.ids.iter().take(self.position as usize);
+        let common = held.zip(ids).take_while(|(held, id)| held == id).count();
+        let cached = common.min(ids.len().saturating_sub(1));
+        if self.state.can_roll_back_to(cached as u32) { cached } else { 0 }
+    }
+
+    /// Makes `ids` the conversation: submits those that the caches do not hold yet. The token that `sampler`
+    /// chooses comes back, with the number of tokens that were held.
     pub fn prefill(
         &mut self,
         model: &dyn TextModel,
         ids: &[u32],
         sampler: Sampler,
         sampling: Step,
-    ) -> Result<Readback> {
-        let mut rest = ids;
+    ) -> Result<(Readback, u32)> {
+        let cached = self.cached(ids);
+        self.position = cached as u32;
+        self.ids.truncate(cached);
+        self.ids.extend(&ids[cached..]);
+        let mut rest = &ids[cached..];
         while rest.len() > MAX_ROWS as usize {
             let (chunk, tail) = rest.split_at(MAX_ROWS as usize);
-            self.chunk(model, chunk, None, sampling)?;
+            let readback = self.chunk(model, chunk, None, sampling)?;
+            self.recycle(readback);
             rest = tail;
         }
-        self.chunk(model, rest, Some(sampler), sampling)
+        Ok((self.chunk(model, rest, Some(sampler), sampling)?, cached as u32))
     }
 
     fn chunk(
@@ -129,8 +237,13 @@ impl Session {
         Ok(readback)
     }
 
-    /// Takes a readback for reuse, once it has been read or given up.
-    pub fn recycle(&mut self, readback: Readback) {
+    /// Takes the token that a step chose, in the order of the steps, and its readback for reuse.
+    pub fn accept(&mut self, id: u32, readback: Readback) {
+        self.ids.push(id);
+        self.recycle(readback);
+    }
+
+    fn recycle(&mut self, readback: Readback) {
         self.readbacks.push(readback);
     }
 
@@ -138,7 +251,7 @@ impl Session {
         if let Some(plan) = self.plans.get(&key) {
             return Ok(plan.clone());
         }
-        let plan = Rc::new(record(&self.gpu, model, &self.state, key).compile_in(&self.pool)?);
+        let plan = Rc::new(key.record(&self.gpu, model, &self.state).compile_in(&self.pool)?);
         self.plans.insert(key, plan.clone());
         Ok(plan)
     }

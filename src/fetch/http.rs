@@ -1,30 +1,82 @@
 //! Files behind HTTP, on a page and in a worker.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Duration;
 
 use futures_util::future::{FutureExt, LocalBoxFuture};
-use gloo_net::http::{Request, Response};
-use js_sys::{Reflect, Uint8Array};
-use wasm_bindgen::{JsCast, JsValue};
-use wasm_bindgen_futures::{JsFuture, spawn_local};
-use web_sys::{AbortSignal, ReadableStreamDefaultReader, RequestCache};
+use js_sys::{Function, Uint8Array};
+use wasm_bindgen::prelude::*;
 
-use super::response::{Body, Head, refused};
-use super::{ByteSource, Metadata, Opener, base_url};
-use crate::error::{Code, Error, Result};
+use super::blob::append;
+use super::response::{Body, Head, refused, retry_remedy};
+use super::{ByteSource, Fault, Metadata, Opener, base_url};
+use crate::error::Result;
+
+/// A request that brings nothing for so long has failed.
+const STALL: Duration = Duration::from_secs(30);
+
+#[wasm_bindgen(module = "/src/fetch/http.js")]
+extern "C" {
+    type Exchange;
+    #[wasm_bindgen(constructor)]
+    fn new(fetch: Option<Function>, url: &str, range: &str, stall_ms: f64) -> Exchange;
+    #[wasm_bindgen(method, catch)]
+    async fn head(this: &Exchange) -> Result<JsHead, JsValue>;
+    #[wasm_bindgen(method, catch)]
+    async fn read(this: &Exchange) -> Result<JsValue, JsValue>;
+    #[wasm_bindgen(method)]
+    fn cancel(this: &Exchange);
+
+    type JsHead;
+    #[wasm_bindgen(method, getter)]
+    fn status(this: &JsHead) -> u16;
+    #[wasm_bindgen(method, getter, js_name = contentRange)]
+    fn content_range(this: &JsHead) -> Option<String>;
+    #[wasm_bindgen(method, getter, js_name = contentLength)]
+    fn content_length(this: &JsHead) -> Option<String>;
+    #[wasm_bindgen(method, getter, js_name = contentEncoding)]
+    fn content_encoding(this: &JsHead) -> Option<String>;
+    #[wasm_bindgen(method, getter)]
+    fn etag(this: &JsHead) -> Option<String>;
+    #[wasm_bindgen(method, getter, js_name = lastModified)]
+    fn last_modified(this: &JsHead) -> Option<String>;
+    #[wasm_bindgen(method, getter, js_name = retryAfter)]
+    fn retry_after(this: &JsHead) -> Option<f64>;
+}
+
+/// How requests are made.
+#[derive(Clone)]
+struct Client {
+    /// In place of the global `fetch`.
+    fetch: Option<Function>,
+    stall: Duration,
+}
 
 /// The files below a base URL.
 pub struct HttpOpener {
     base_url: String,
-    signal: Option<AbortSignal>,
+    client: Client,
 }
 
 impl HttpOpener {
-    /// The files of a model at `location`, which is what [`base_url`] takes. `signal` ends its requests.
-    pub fn new(location: &str, signal: Option<AbortSignal>) -> Result<Self> {
-        Ok(Self { base_url: base_url(location)?, signal })
+    /// The files of a model at `location`, which is what [`base_url`] takes.
+    pub fn new(location: &str) -> Result<Self> {
+        Ok(Self { base_url: base_url(location)?, client: Client { fetch: None, stall: STALL } })
+    }
+
+    /// Makes every request by `fetch`, a function like the global one: it gets an address and an object with
+    /// `headers`, `cache` and `signal`, and returns a promise of a `Response`.
+    pub fn with_fetch(mut self, fetch: Option<Function>) -> Self {
+        self.client.fetch = fetch;
+        self
+    }
+
+    /// Gives up a request that brings nothing for `stall`; 30 s, if this is not called.
+    pub fn with_stall(mut self, stall: Duration) -> Self {
+        self.client.stall = stall;
+        self
     }
 }
 
@@ -34,164 +86,171 @@ impl Opener for HttpOpener {
     }
 
     fn open(&self, file: &str) -> Rc<dyn ByteSource> {
-        Rc::new(HttpSource::new(format!("{}{file}", self.base_url), self.signal.clone()))
+        Rc::new(HttpSource {
+            url: format!("{}{file}", self.base_url),
+            client: self.client.clone(),
+            ignores_ranges: Cell::new(false),
+            running: RefCell::default(),
+        })
     }
 }
 
 /// A file behind HTTP, read by ranged requests. A server that ignores ranges is read from its start, once
 /// for reads that ascend.
-pub struct HttpSource {
+///
+/// No request carries `If-Range`: of another origin it would have to be allowed by a request of its own, and
+/// where the file has changed it is answered with the whole of the new one. Instead each answer's validator
+/// is compared.
+struct HttpSource {
     url: String,
-    signal: Option<AbortSignal>,
+    client: Client,
+    ignores_ranges: Cell<bool>,
     /// The body of a server that ignores ranges, between two reads.
-    whole: RefCell<Option<BodyReader>>,
-    metadata: RefCell<Option<Metadata>>,
+    running: RefCell<Option<Transfer>>,
 }
 
 impl HttpSource {
-    /// The file at `url`. `signal` ends its requests.
-    pub fn new(url: impl Into<String>, signal: Option<AbortSignal>) -> Self {
-        Self { url: url.into(), signal, whole: RefCell::default(), metadata: RefCell::default() }
-    }
-
     /// Learns the size from the answer to a request for the first byte: unlike HEAD, it also shows whether
     /// the server honours ranges.
-    async fn fetch_metadata(&self) -> Result<Option<Metadata>> {
-        let (head, response) = self.request(&(0..1)).await?;
-        let size = match head.body(&self.url, &(0..1))? {
+    async fn fetch_metadata(&self) -> Result<Option<Metadata>, Fault> {
+        let first = 0..1;
+        let (head, transfer) = self.request(&first, "bytes=0-0").await?;
+        let size = match head.body(&self.url, &first)? {
             Body::Missing => return Ok(None),
             Body::Empty => 0,
-            Body::Part { size } => size,
+            Body::Part { size: Some(size) } => size,
+            Body::Part { size: None } => self.probe_size().await?,
             Body::Whole { size } => {
-                *self.whole.borrow_mut() = Some(self.reader(&response, 0)?);
+                self.ignores_ranges.set(true);
+                *self.running.borrow_mut() = Some(transfer);
                 size
             }
         };
-        let metadata = Metadata { size, validator: head.validator(size) };
-        *self.metadata.borrow_mut() = Some(metadata.clone());
-        Ok(Some(metadata))
+        Ok(Some(Metadata { size, validator: head.validator(size) }))
     }
 
-    async fn fetch_range(&self, range: Range<u64>) -> Result<Vec<u8>> {
+    /// The size of a file whose server hides `Content-Range` from this page: the length of the answer to a
+    /// request for all of it, which is then given up.
+    async fn probe_size(&self) -> Result<u64, Fault> {
+        let (head, _) = self.request(&(0..1), "bytes=0-").await?;
+        head.length().filter(|_| matches!(head.status, 200 | 206)).ok_or_else(|| {
+            refused(&self.url, &(0..1))
+                .expected("a Content-Range or a Content-Length that names the file's size")
+                .got(format!("status {} with neither", head.status))
+                .remedy("Let the server send Access-Control-Expose-Headers: Content-Range, ETag.")
+                .into()
+        })
+    }
+
+    async fn fetch_range(
+        &self,
+        range: Range<u64>,
+        version: &Metadata,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), Fault> {
         if range.is_empty() {
-            return Ok(Vec::new());
+            return Ok(());
         }
-        let running = self.whole.borrow_mut().take().filter(|body| body.position <= range.start);
-        let (mut body, is_whole) = match running {
-            Some(body) => (body, true),
-            None => self.request_body(&range).await?,
-        };
-        self.skip(&mut body, &range).await?;
-        let bytes = self.collect(&mut body, &range).await?;
-        if is_whole {
-            *self.whole.borrow_mut() = Some(body);
+        let running = self.running.take().filter(|transfer| transfer.position <= range.start);
+        if let Some(transfer) = running {
+            return self.read_whole(transfer, range, version, bytes).await;
         }
-        Ok(bytes)
-    }
-
-    /// The body of the answer to a request of `range`, and whether it is the whole file.
-    async fn request_body(&self, range: &Range<u64>) -> Result<(BodyReader, bool)> {
-        let (head, response) = self.request(range).await?;
-        let (size, is_whole) = match head.body(&self.url, range)? {
-            Body::Part { size } => (size, false),
-            Body::Whole { size } => (size, true),
-            Body::Missing | Body::Empty => {
-                return Err(refused(&self.url, range).got(format!("status {}: it is gone", head.status)));
+        let text = format!("bytes={}-{}", range.start, range.end - 1);
+        let (head, mut transfer) = self.request(&range, &text).await?;
+        match head.body_of(&self.url, &range, version)? {
+            Body::Whole { .. } => {
+                self.ignores_ranges.set(true);
+                self.read_whole(transfer, range, version, bytes).await
             }
-        };
-        self.check_version(range, Metadata { size, validator: head.validator(size) })?;
-        let start = if is_whole { 0 } else { range.start };
-        Ok((self.reader(&response, start)?, is_whole))
-    }
-
-    /// Blocks of two versions of a file must not mix.
-    fn check_version(&self, range: &Range<u64>, now: Metadata) -> Result<()> {
-        match self.metadata.borrow().as_ref() {
-            Some(before) if *before != now => Err(refused(&self.url, range)
-                .expected(format!("{} bytes of version {:?} as before", before.size, before.validator))
-                .got(format!("{} bytes of version {:?}", now.size, now.validator))
-                .remedy("The file changed on the server: load the model again.")),
-            _ => Ok(()),
+            _ => {
+                transfer.position = range.start;
+                self.collect(&mut transfer, &range, bytes).await?;
+                self.expect_end(&mut transfer, &range).await
+            }
         }
     }
 
-    async fn request(&self, range: &Range<u64>) -> Result<(Head, Response)> {
-        let last = range.end.saturating_sub(1);
-        // The block store keeps what is fetched: a second copy in the browser's own cache helps nobody.
-        let sent = Request::get(&self.url)
-            .header("Range", &format!("bytes={}-{last}", range.start))
-            .cache(RequestCache::NoStore)
-            .abort_signal(self.signal.as_ref())
-            .send()
-            .await;
-        let response = sent.map_err(|error| self.failure(range).because(error))?;
-        let headers = response.headers();
+    /// Reads on in the body of a server that ignores ranges, and leaves it to the next read.
+    async fn read_whole(
+        &self,
+        mut transfer: Transfer,
+        range: Range<u64>,
+        version: &Metadata,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), Fault> {
+        while transfer.position < range.start {
+            self.fill(&mut transfer, &range).await?;
+            transfer.take(range.start - transfer.position);
+        }
+        self.collect(&mut transfer, &range, bytes).await?;
+        if transfer.position == version.size {
+            return self.expect_end(&mut transfer, &range).await;
+        }
+        *self.running.borrow_mut() = Some(transfer);
+        Ok(())
+    }
+
+    async fn request(&self, range: &Range<u64>, header: &str) -> Result<(Head, Transfer), Fault> {
+        let Client { fetch, stall } = self.client.clone();
+        let exchange = Exchange::new(fetch, &self.url, header, stall.as_millis() as f64);
+        let transfer = Transfer { exchange, position: 0, chunk: Uint8Array::new_with_length(0) };
+        let head = transfer.exchange.head().await.map_err(|reason| self.broken(range, &describe(&reason)))?;
         let head = Head {
-            status: response.status(),
-            content_range: headers.get("content-range"),
-            content_length: headers.get("content-length"),
-            content_encoding: headers.get("content-encoding"),
-            etag: headers.get("etag"),
-            last_modified: headers.get("last-modified"),
+            status: head.status(),
+            content_range: head.content_range(),
+            content_length: head.content_length(),
+            content_encoding: head.content_encoding(),
+            etag: head.etag(),
+            last_modified: head.last_modified(),
+            retry_after: head.retry_after().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
         };
-        Ok((head, response))
+        Ok((head, transfer))
     }
 
-    fn reader(&self, response: &Response, position: u64) -> Result<BodyReader> {
-        let reader = response.body().and_then(|body| body.get_reader().dyn_into().ok());
-        let reader = reader.ok_or_else(|| {
-            Error::new(Code::Network, format!("read the body of {}", self.url)).got("no stream")
-        })?;
-        Ok(BodyReader { reader, position, chunk: Uint8Array::new_with_length(0) })
-    }
-
-    async fn skip(&self, body: &mut BodyReader, range: &Range<u64>) -> Result<()> {
-        while body.position < range.start {
-            self.fill(body, range).await?;
-            body.take(range.start - body.position);
+    /// Appends the bytes of `range`, at whose start the transfer stands.
+    async fn collect(
+        &self,
+        transfer: &mut Transfer,
+        range: &Range<u64>,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), Fault> {
+        while transfer.position < range.end {
+            self.fill(transfer, range).await?;
+            append(bytes, &transfer.take(range.end - transfer.position));
         }
         Ok(())
     }
 
-    async fn collect(&self, body: &mut BodyReader, range: &Range<u64>) -> Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-        bytes.try_reserve_exact(length).map_err(|_| {
-            Error::new(Code::OutOfMemory, format!("fetch {} at once", self.url))
-                .expected(format!("{length} bytes of free memory"))
-        })?;
-        while body.position < range.end {
-            self.fill(body, range).await?;
-            let chunk = body.take(range.end - body.position);
-            let start = bytes.len();
-            bytes.resize(start + chunk.length() as usize, 0);
-            if let Some(place) = bytes.get_mut(start..) {
-                chunk.copy_to(place);
+    /// A body that goes on after its last byte was compressed on the way, which browsers undo and hide.
+    async fn expect_end(&self, transfer: &mut Transfer, range: &Range<u64>) -> Result<(), Fault> {
+        if transfer.chunk.length() == 0 {
+            let next = transfer.exchange.read().await;
+            let next = next.map_err(|reason| self.broken(range, &describe(&reason)))?;
+            if next.is_undefined() {
+                return Ok(());
             }
         }
-        Ok(bytes)
+        Err(refused(&self.url, range)
+            .expected(format!("a body that ends at byte {}", transfer.position))
+            .got("more bytes than the server announced, as when it compresses them")
+            .remedy("Let the server leave model files uncompressed (no Content-Encoding).")
+            .into())
     }
 
     /// Waits for bytes if none are at hand.
-    async fn fill(&self, body: &mut BodyReader, range: &Range<u64>) -> Result<()> {
-        while body.chunk.length() == 0 {
-            let next = JsFuture::from(body.reader.read()).await;
-            let next = next.map_err(|reason| self.failure(range).got(describe(&reason)))?;
-            let value = Reflect::get(&next, &JsValue::from_str("value")).ok();
-            body.chunk = value.and_then(|value| value.dyn_into().ok()).ok_or_else(|| {
-                self.failure(range).got(format!("the body's end at byte {}", body.position))
-            })?;
+    async fn fill(&self, transfer: &mut Transfer, range: &Range<u64>) -> Result<(), Fault> {
+        while transfer.chunk.length() == 0 {
+            let next = transfer.exchange.read().await;
+            let next = next.map_err(|reason| self.broken(range, &describe(&reason)))?;
+            let ended = || self.broken(range, &format!("the body's end at byte {}", transfer.position));
+            transfer.chunk = next.dyn_into().map_err(|_| ended())?;
         }
         Ok(())
     }
 
-    /// The error of a request that failed: it was aborted, or the network did it.
-    fn failure(&self, range: &Range<u64>) -> Error {
-        if self.signal.as_ref().is_some_and(AbortSignal::aborted) {
-            return Error::new(Code::Aborted, format!("fetch {}", self.url));
-        }
-        refused(&self.url, range)
-            .remedy("Check the connection, and that the server lets this page read the file (CORS).")
+    /// The fault of a connection that failed. Browsers do not tell a page why.
+    fn broken(&self, range: &Range<u64>, got: &str) -> Fault {
+        Fault::Passing { error: refused(&self.url, range).got(got).remedy(retry_remedy()), retry_after: None }
     }
 }
 
@@ -200,25 +259,34 @@ impl ByteSource for HttpSource {
         &self.url
     }
 
-    fn metadata(&self) -> LocalBoxFuture<'_, Result<Option<Metadata>>> {
+    fn metadata(&self) -> LocalBoxFuture<'_, Result<Option<Metadata>, Fault>> {
         self.fetch_metadata().boxed_local()
     }
 
-    fn read(&self, range: Range<u64>) -> LocalBoxFuture<'_, Result<Vec<u8>>> {
-        self.fetch_range(range).boxed_local()
+    fn read<'a>(
+        &'a self,
+        range: Range<u64>,
+        version: &'a Metadata,
+        bytes: &'a mut Vec<u8>,
+    ) -> LocalBoxFuture<'a, Result<(), Fault>> {
+        self.fetch_range(range, version, bytes).boxed_local()
+    }
+
+    fn is_sequential(&self) -> bool {
+        self.ignores_ranges.get()
     }
 }
 
-/// A response's body that is being read.
-struct BodyReader {
-    reader: ReadableStreamDefaultReader,
+/// A response's body that is being read. Dropping it ends the transfer of what nobody will read.
+struct Transfer {
+    exchange: Exchange,
     /// Where in the file the bytes of `chunk` begin.
     position: u64,
     /// Bytes that have arrived and were not taken yet.
     chunk: Uint8Array,
 }
 
-impl BodyReader {
+impl Transfer {
     /// Takes at most `limit` bytes of those at hand.
     fn take(&mut self, limit: u64) -> Uint8Array {
         let length = self.chunk.length();
@@ -230,14 +298,9 @@ impl BodyReader {
     }
 }
 
-impl Drop for BodyReader {
-    /// Ends the transfer of what nobody will read.
+impl Drop for Transfer {
     fn drop(&mut self) {
-        let cancelled = JsFuture::from(self.reader.cancel());
-        spawn_local(async move {
-            // A body that has failed can't be cancelled, and needn't be.
-            let _ = cancelled.await;
-        });
+        self.exchange.cancel();
     }
 }
 

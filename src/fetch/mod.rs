@@ -13,27 +13,35 @@ mod blob;
 mod block_file;
 #[cfg(target_arch = "wasm32")]
 mod cache;
+mod context;
+mod fetcher;
+mod host;
 #[cfg(target_arch = "wasm32")]
 mod http;
 mod repo;
 #[cfg(any(test, target_arch = "wasm32"))]
 mod response;
+mod retry;
+mod scattered;
 mod source;
 mod store;
+mod window;
 
 #[cfg(target_arch = "wasm32")]
 pub use blob::BlobOpener;
-pub use block_file::{BLOCK_SIZE, BlockFile, FetchEvent, HELD_BYTES, Observer, Progress};
+pub use block_file::{BLOCK_SIZE, BlockFile, HELD_BYTES};
 #[cfg(target_arch = "wasm32")]
 pub use cache::CacheStore;
+pub use context::{FetchEvent, Observer, Progress};
+pub use host::{DefaultHost, Host, Lock};
 #[cfg(target_arch = "wasm32")]
-pub use http::{HttpOpener, HttpSource};
+pub use http::HttpOpener;
 #[cfg(not(target_arch = "wasm32"))]
 pub use repo::FolderOpener;
 pub use repo::{MemoryOpener, Opener, Repo, base_url};
 #[cfg(not(target_arch = "wasm32"))]
 pub use source::FileSource;
-pub use source::{ByteSource, MemorySource, Metadata};
+pub use source::{ByteSource, Fault, MemorySource, Metadata};
 #[cfg(not(target_arch = "wasm32"))]
 pub use store::FileStore;
-pub use store::{BlockKey, BlockStore, MemoryStore};
+pub use store::{BlockKey, BlockStore, MemoryStore, StoreKey};

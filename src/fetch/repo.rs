@@ -5,8 +5,10 @@ use std::rc::Rc;
 
 use futures_util::future::{FutureExt, LocalBoxFuture, ready};
 
-use super::block_file::LoadContext;
-use super::{BlockFile, BlockStore, ByteSource, MemorySource, Metadata, Observer};
+use super::context::LoadContext;
+use super::retry::Retries;
+use super::window::Window;
+use super::{BlockFile, BlockStore, ByteSource, Fault, Host, MemorySource, Metadata, Observer};
 use crate::error::{Code, Error, Result};
 
 /// Where models are looked up that are named by `owner/name`.
@@ -26,12 +28,13 @@ pub trait Opener {
 pub struct Repo {
     opener: Rc<dyn Opener>,
     context: LoadContext,
+    window: Rc<Window>,
 }
 
 impl Repo {
     /// The files in `opener`'s place, without a store.
     pub fn new(opener: impl Opener + 'static) -> Self {
-        Self { opener: Rc::new(opener), context: LoadContext::default() }
+        Self { opener: Rc::new(opener), context: LoadContext::default(), window: Rc::default() }
     }
 
     /// Keeps blocks in `store`.
@@ -46,6 +49,18 @@ impl Repo {
         self
     }
 
+    /// Waits, draws and locks by `host`.
+    pub fn with_host(mut self, host: Rc<dyn Host>) -> Self {
+        self.context.host = host;
+        self
+    }
+
+    /// Cuts files into blocks of `bytes`, for tests with small files. Stores do not tell sizes apart.
+    pub fn with_block_size(mut self, bytes: u64) -> Self {
+        self.context.block_size = bytes.max(1);
+        self
+    }
+
     /// The URL, path or name of the place.
     pub fn name(&self) -> &str {
         self.opener.name()
@@ -55,8 +70,16 @@ impl Repo {
     pub async fn find(&self, file: &str) -> Result<Option<BlockFile>> {
         check_file_name(self.name(), file)?;
         let source = self.opener.open(file);
-        let metadata = source.metadata().await?;
-        Ok(metadata.map(|metadata| BlockFile::new(file, source, metadata, self.context.clone())))
+        let mut retries = Retries::new(&self.context, file);
+        let metadata = loop {
+            match source.metadata().await {
+                Ok(metadata) => break metadata,
+                Err(fault) => retries.after(fault).await?,
+            }
+        };
+        let open =
+            |metadata| BlockFile::new(file, source, metadata, self.context.clone(), self.window.clone());
+        Ok(metadata.map(open))
     }
 
     /// Opens `file`, which must exist.
@@ -151,13 +174,18 @@ impl ByteSource for Missing {
         &self.name
     }
 
-    fn metadata(&self) -> LocalBoxFuture<'_, Result<Option<Metadata>>> {
+    fn metadata(&self) -> LocalBoxFuture<'_, Result<Option<Metadata>, Fault>> {
         ready(Ok(None)).boxed_local()
     }
 
-    fn read(&self, _: std::ops::Range<u64>) -> LocalBoxFuture<'_, Result<Vec<u8>>> {
+    fn read<'a>(
+        &'a self,
+        _: std::ops::Range<u64>,
+        _: &'a Metadata,
+        _: &'a mut Vec<u8>,
+    ) -> LocalBoxFuture<'a, Result<(), Fault>> {
         let error = Error::new(Code::Checkpoint, format!("read {}", self.name)).got("no such file");
-        ready(Err(error)).boxed_local()
+        ready(Err(error.into())).boxed_local()
     }
 }
 

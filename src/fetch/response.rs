@@ -1,11 +1,14 @@
 //! What a server's answer to a ranged request means. Apart from the fetching, so that it is tested natively.
 
 use std::ops::Range;
+use std::time::Duration;
 
-use crate::error::{Code, Error, Result};
+use super::{Fault, Metadata};
+use crate::error::{Code, Error};
 
-/// The parts of a response's head that matter here, header fields as the server sent them. A server of
-/// another origin must expose `Content-Range` and `ETag` to the page.
+/// The parts of a response's head that matter here, header fields as the server sent them. Of another origin
+/// a page sees `Content-Range`, `ETag`, `Content-Encoding` and `Retry-After` only where the server exposes
+/// them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Head {
     pub(super) status: u16,
@@ -14,6 +17,7 @@ pub(super) struct Head {
     pub(super) content_encoding: Option<String>,
     pub(super) etag: Option<String>,
     pub(super) last_modified: Option<String>,
+    pub(super) retry_after: Option<Duration>,
 }
 
 /// What the body of a response is.
@@ -21,8 +25,8 @@ pub(super) struct Head {
 pub(super) enum Body {
     /// There is no such file.
     Missing,
-    /// Exactly the range asked for, of a file of `size` bytes.
-    Part { size: u64 },
+    /// Exactly the range asked for, of a file of `size` bytes, or of a size that the server hides.
+    Part { size: Option<u64> },
     /// The whole file of `size` bytes: the server ignores ranges.
     Whole { size: u64 },
     /// Nothing, since the file is empty.
@@ -30,66 +34,105 @@ pub(super) enum Body {
 }
 
 impl Head {
-    /// What the answer to a request of `range` of `url` holds, or the error that it cannot be used.
-    pub(super) fn body(&self, url: &str, range: &Range<u64>) -> Result<Body> {
+    /// What the answer to a request of `range` of `url` holds, or why it cannot be used.
+    pub(super) fn body(&self, url: &str, range: &Range<u64>) -> Result<Body, Fault> {
+        let refused = || refused(url, range).expected("status 206 or 200").got(self.status.to_string());
         match self.status {
             404 | 410 => Ok(Body::Missing),
-            206 => self.part(url, range),
-            200 => self.whole(url, range),
+            200 | 206 => self.content(url, range),
             416 if self.content_range.as_deref() == Some("bytes */0") => Ok(Body::Empty),
-            401 | 403 => Err(refused(url, range)
-                .expected("status 206 or 200")
-                .got(self.status.to_string())
-                .remedy("Check that the file is public, or serve a copy of it yourself.")),
-            status => Err(refused(url, range)
-                .expected("status 206 or 200")
-                .got(status.to_string())
-                .remedy("Try again later, or check the URL.")),
+            401 | 403 => Err(refused().remedy(ACCESS_REMEDY).into()),
+            408 | 425 | 429 | 500.. => Err(Fault::Passing {
+                error: refused().remedy("Try again later, or check the URL."),
+                retry_after: self.retry_after,
+            }),
+            _ => Err(refused().remedy("Check the URL.").into()),
         }
     }
 
-    /// Tells one version of the file from another: the ETag, else date and size.
+    /// The same for a file that is known to be there, whose answers must all be of one version.
+    pub(super) fn body_of(&self, url: &str, range: &Range<u64>, version: &Metadata) -> Result<Body, Fault> {
+        if self.status == 416 {
+            return Err(changed(url, range, version, &self.content_range));
+        }
+        let body = self.body(url, range)?;
+        let size = match body {
+            Body::Part { size: None } => version.size,
+            Body::Part { size: Some(size) } | Body::Whole { size } => size,
+            Body::Missing | Body::Empty => {
+                return Err(refused(url, range).got(format!("status {}: it is gone", self.status)).into());
+            }
+        };
+        let now = Metadata { size, validator: self.validator(size) };
+        if now == *version { Ok(body) } else { Err(changed(url, range, version, &now)) }
+    }
+
+    /// Tells one version of the file from another: the ETag, else date and size. A weak ETag will do, since it
+    /// is only compared.
     pub(super) fn validator(&self, size: u64) -> Option<String> {
         let dated = || self.last_modified.as_ref().map(|date| format!("{size} {date}"));
         self.etag.clone().or_else(dated)
     }
 
-    fn part(&self, url: &str, range: &Range<u64>) -> Result<Body> {
-        let (start, end, size) =
-            self.content_range.as_deref().and_then(parse_content_range).ok_or_else(|| {
-                refused(url, range)
-                    .expected("a Content-Range that names the file's size")
-                    .got(format!("{:?}", self.content_range))
-                    .remedy("Let the server send Access-Control-Expose-Headers: Content-Range, ETag.")
-            })?;
-        let length = range.end - range.start;
-        let right_length = self.length().is_none_or(|sent| sent == length);
-        if (start, end) == (range.start, range.end) && end <= size && right_length {
-            return Ok(Body::Part { size });
-        }
-        Err(refused(url, range)
-            .expected(format!("Content-Range: bytes {}-{}/size", range.start, range.end.saturating_sub(1)))
-            .got(format!("{:?} with Content-Length {:?}", self.content_range, self.content_length))
-            .remedy("Check the server or the proxy in front of it."))
-    }
-
-    fn whole(&self, url: &str, range: &Range<u64>) -> Result<Body> {
-        let encoding = self.content_encoding.as_deref().unwrap_or("identity");
-        match self.length() {
-            Some(size) if encoding == "identity" => Ok(Body::Whole { size }),
-            _ => Err(refused(url, range)
-                .expected("status 206, or 200 with the file's size as Content-Length")
-                .got(format!(
-                    "200 with Content-Length {:?} and Content-Encoding {encoding:?}",
-                    self.content_length
-                ))
-                .remedy("Let the server answer Range requests, and leave model files uncompressed.")),
-        }
-    }
-
-    fn length(&self) -> Option<u64> {
+    /// `Content-Length`, if it is one.
+    pub(super) fn length(&self) -> Option<u64> {
         self.content_length.as_deref()?.trim().parse().ok()
     }
+
+    fn content(&self, url: &str, range: &Range<u64>) -> Result<Body, Fault> {
+        match self.content_encoding.as_deref() {
+            None | Some("" | "identity") => {}
+            Some(encoding) => {
+                return Err(refused(url, range)
+                    .expected("no Content-Encoding")
+                    .got(format!("{encoding:?}"))
+                    .remedy("Let the server leave model files uncompressed.")
+                    .into());
+            }
+        }
+        if self.status == 206 { self.part(url, range) } else { self.whole(url, range) }
+    }
+
+    fn part(&self, url: &str, range: &Range<u64>) -> Result<Body, Fault> {
+        let length = range.end - range.start;
+        let right_length = self.length().is_none_or(|sent| sent == length);
+        let body = match &self.content_range {
+            None => Some(Body::Part { size: None }),
+            Some(text) => parse_content_range(text)
+                .filter(|(start, end, size)| (*start, *end) == (range.start, range.end) && end <= size)
+                .map(|(_, _, size)| Body::Part { size: Some(size) }),
+        };
+        body.filter(|_| right_length).ok_or_else(|| {
+            refused(url, range)
+                .expected(format!(
+                    "Content-Range: bytes {}-{}/size",
+                    range.start,
+                    range.end.saturating_sub(1)
+                ))
+                .got(format!("{:?} with Content-Length {:?}", self.content_range, self.content_length))
+                .remedy("Check the server or the proxy in front of it.")
+                .into()
+        })
+    }
+
+    fn whole(&self, url: &str, range: &Range<u64>) -> Result<Body, Fault> {
+        self.length().map(|size| Body::Whole { size }).ok_or_else(|| {
+            refused(url, range)
+                .expected("status 206, or 200 with the file's size as Content-Length")
+                .got(format!("200 with Content-Length {:?}", self.content_length))
+                .remedy("Let the server answer Range requests.")
+                .into()
+        })
+    }
+}
+
+const ACCESS_REMEDY: &str = "The model may be gated: accept its licence on its page, and load it with the option fetch, a \
+     function that adds your access token to each request; or serve a copy of the files yourself.";
+
+/// What to do when a connection fails, for which browsers give no reason.
+#[cfg(target_arch = "wasm32")]
+pub(super) fn retry_remedy() -> &'static str {
+    "Check the connection, and that the server lets this page read the file (CORS)."
 }
 
 /// `bytes 0-99/1234` as start, end (past the last byte) and size.
@@ -102,6 +145,17 @@ fn parse_content_range(text: &str) -> Option<(u64, u64, u64)> {
 
 pub(super) fn refused(url: &str, range: &Range<u64>) -> Error {
     Error::new(Code::Network, format!("fetch bytes {}..{} of {url}", range.start, range.end))
+}
+
+/// Blocks of two versions of a file must not mix.
+fn changed(url: &str, range: &Range<u64>, before: &Metadata, now: &dyn std::fmt::Debug) -> Fault {
+    let error = refused(url, range)
+        .expected(format!("{} bytes of version {:?} as before", before.size, before.validator))
+        .got(format!("{now:?}"))
+        .remedy(
+            "The file changes on the server, or several servers disagree about it: load the model again.",
+        );
+    Fault::Changed(error)
 }
 
 #[cfg(test)]
@@ -123,8 +177,10 @@ mod tests {
     #[test]
     fn answers_that_can_be_used() {
         for (head, range, body) in [
-            (head(206, "bytes 0-0/1234", "1"), 0..1, Body::Part { size: 1234 }),
-            (head(206, "bytes 100-199/200", ""), 100..200, Body::Part { size: 200 }),
+            (head(206, "bytes 0-0/1234", "1"), 0..1, Body::Part { size: Some(1234) }),
+            (head(206, "bytes 100-199/200", ""), 100..200, Body::Part { size: Some(200) }),
+            (head(206, "", "100"), 100..200, Body::Part { size: None }),
+            (head(206, "", ""), 100..200, Body::Part { size: None }),
             (head(200, "", "1234"), 100..200, Body::Whole { size: 1234 }),
             (head(416, "bytes */0", "0"), 0..1, Body::Empty),
             (head(404, "", "9"), 0..1, Body::Missing),
@@ -137,26 +193,67 @@ mod tests {
     #[test]
     fn answers_that_cannot_be_used_name_url_and_status() {
         let compressed = Head { content_encoding: Some("gzip".into()), ..head(200, "", "90") };
+        let compressed_part =
+            Head { content_encoding: Some("br".into()), ..head(206, "bytes 100-199/1234", "100") };
         for (head, expected) in [
-            (head(206, "", "100"), "Expose-Headers"),
-            (head(206, "bytes 0-99/*", "100"), "names the file's size"),
+            (head(206, "", "99"), "Content-Length"),
+            (head(206, "bytes 0-99/*", "100"), "bytes 100-199/size"),
             (head(206, "bytes 0-99/1234", "100"), "bytes 100-199/size"),
             (head(206, "bytes 100-149/1234", "50"), "bytes 100-199/size"),
             (head(206, "bytes 100-199/1234", "99"), "Content-Length"),
             (head(206, "bytes 100-199/150", "100"), "bytes 100-199/size"),
-            (head(206, "bytes 100-18446744073709551615/1234", "100"), "names the file's size"),
+            (head(206, "bytes 100-18446744073709551615/1234", "100"), "bytes 100-199/size"),
             (head(200, "", ""), "answer Range requests"),
             (compressed, "uncompressed"),
+            (compressed_part, "uncompressed"),
+            (head(401, "", "9"), "accept its licence"),
             (head(403, "", "9"), "403"),
             (head(416, "bytes */150", "0"), "416"),
             (head(500, "", "9"), "500"),
             (head(302, "", "9"), "302"),
         ] {
-            let error = head.body(URL, &(100..200)).unwrap_err();
+            let error = head.body(URL, &(100..200)).unwrap_err().into_error();
             assert_eq!(error.code(), Code::Network);
             let text = error.to_string();
             assert!(text.contains(expected) && text.contains(URL), "{head:?}: {text}");
         }
+    }
+
+    #[test]
+    fn some_failures_pass_and_others_last() {
+        for (status, passes) in
+            [(429, true), (500, true), (503, true), (408, true), (403, false), (400, false)]
+        {
+            let head = Head { retry_after: Some(Duration::from_secs(3)), ..head(status, "", "9") };
+            match head.body(URL, &(0..1)).unwrap_err() {
+                Fault::Passing { retry_after, .. } => assert!(passes && retry_after == head.retry_after),
+                fault => assert!(!passes, "{status}: {fault:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn answers_of_another_version_are_told() {
+        let version = Metadata { size: 1234, validator: Some("\"a\"".into()) };
+        let tagged = |etag: &str, head| Head { etag: Some(etag.into()), ..head };
+        let part = || head(206, "bytes 100-199/1234", "100");
+        let read = |head: Head| head.body_of(URL, &(100..200), &version);
+        assert_eq!(read(tagged("\"a\"", part())).unwrap(), Body::Part { size: Some(1234) });
+        assert_eq!(read(tagged("\"a\"", head(206, "", ""))).unwrap(), Body::Part { size: None });
+        assert_eq!(read(tagged("\"a\"", head(200, "", "1234"))).unwrap(), Body::Whole { size: 1234 });
+        for other in [
+            tagged("\"b\"", part()),
+            tagged("W/\"a\"", part()),
+            part(),
+            tagged("\"a\"", head(206, "bytes 100-199/1235", "100")),
+            tagged("\"a\"", head(200, "", "1235")),
+            head(416, "bytes */50", "0"),
+        ] {
+            let fault = read(other).unwrap_err();
+            assert!(matches!(fault, Fault::Changed(_)), "{fault:?}");
+        }
+        assert!(matches!(read(head(404, "", "")), Err(Fault::Lasting(_))));
+        assert!(matches!(read(head(503, "", "")), Err(Fault::Passing { .. })));
     }
 
     #[test]

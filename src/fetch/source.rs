@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Duration;
 
 use futures_util::future::{FutureExt, LocalBoxFuture, ready};
 
 use crate::error::{Code, Error, Result};
 
-/// What a source knows of its file before any of it is read.
+/// One version of a file, as its source describes it before any of it is read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Metadata {
     /// Bytes in the file.
@@ -17,16 +18,60 @@ pub struct Metadata {
     pub validator: Option<String>,
 }
 
-/// A file that can be read by range. It neither caches nor retries.
+/// Why a source did not answer, and so what its reader may do.
+#[derive(Clone, Debug)]
+pub enum Fault {
+    /// The same request may succeed later: the connection broke off, or the server is overburdened.
+    Passing {
+        /// What went wrong.
+        error: Error,
+        /// How long the server wants to be left alone.
+        retry_after: Option<Duration>,
+    },
+    /// The file is not of the version that was asked for any more.
+    Changed(Error),
+    /// Asking again would not help.
+    Lasting(Error),
+}
+
+impl Fault {
+    /// What went wrong.
+    pub fn into_error(self) -> Error {
+        match self {
+            Self::Passing { error, .. } | Self::Changed(error) | Self::Lasting(error) => error,
+        }
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Self::Lasting(error)
+    }
+}
+
+/// A file that can be read by range. It neither caches nor retries. A future that is dropped ends its
+/// request.
 pub trait ByteSource {
     /// The URL, path or name of the file: it is shown in errors and is a part of every block's key.
     fn name(&self) -> &str;
 
     /// Size and validator; `None` if there is no such file.
-    fn metadata(&self) -> LocalBoxFuture<'_, Result<Option<Metadata>>>;
+    fn metadata(&self) -> LocalBoxFuture<'_, Result<Option<Metadata>, Fault>>;
 
-    /// Exactly the bytes of `range`, which must lie inside the file; anything less is an error.
-    fn read(&self, range: Range<u64>) -> LocalBoxFuture<'_, Result<Vec<u8>>>;
+    /// Appends the bytes of `range`, which lies inside the file, to `bytes`. A source that fails leaves
+    /// there what had come, so that the next request can go on behind it. What is appended is of `version`.
+    fn read<'a>(
+        &'a self,
+        range: Range<u64>,
+        version: &'a Metadata,
+        bytes: &'a mut Vec<u8>,
+    ) -> LocalBoxFuture<'a, Result<(), Fault>>;
+
+    /// Whether the file can only be read from its start to its end, so that each read must begin where the
+    /// last one ended and two reads at once would cost a transfer each. Known with the metadata.
+    fn is_sequential(&self) -> bool {
+        false
+    }
 }
 
 /// The part of `bytes` that `range` names, or the error that says it ends too early.
@@ -56,12 +101,18 @@ impl ByteSource for MemorySource {
         &self.name
     }
 
-    fn metadata(&self) -> LocalBoxFuture<'_, Result<Option<Metadata>>> {
+    fn metadata(&self) -> LocalBoxFuture<'_, Result<Option<Metadata>, Fault>> {
         ready(Ok(Some(Metadata { size: self.bytes.len() as u64, validator: None }))).boxed_local()
     }
 
-    fn read(&self, range: Range<u64>) -> LocalBoxFuture<'_, Result<Vec<u8>>> {
-        ready(slice(&self.name, &self.bytes, &range).map(<[u8]>::to_vec)).boxed_local()
+    fn read<'a>(
+        &'a self,
+        range: Range<u64>,
+        _: &'a Metadata,
+        bytes: &'a mut Vec<u8>,
+    ) -> LocalBoxFuture<'a, Result<(), Fault>> {
+        let found = slice(&self.name, &self.bytes, &range).map(|found| bytes.extend_from_slice(found));
+        ready(found.map_err(Fault::from)).boxed_local()
     }
 }
 
@@ -99,20 +150,19 @@ mod file {
             Ok(Some(Metadata { size: metadata.len(), validator: Some(validator) }))
         }
 
-        fn read_range(&self, range: Range<u64>) -> Result<Vec<u8>> {
+        fn read_range(&self, range: Range<u64>, bytes: &mut Vec<u8>) -> Result<()> {
             let asked = format!("read bytes {}..{} of", range.start, range.end);
             let length = range.end.saturating_sub(range.start);
             let mut file = File::open(&self.path).map_err(|error| self.error(&asked, error))?;
             file.seek(SeekFrom::Start(range.start)).map_err(|error| self.error(&asked, error))?;
-            let mut bytes = Vec::new();
-            file.take(length).read_to_end(&mut bytes).map_err(|error| self.error(&asked, error))?;
-            if bytes.len() as u64 != length {
+            let read = file.take(length).read_to_end(bytes).map_err(|error| self.error(&asked, error))?;
+            if read as u64 != length {
                 return Err(Error::new(Code::Checkpoint, format!("{asked} {}", self.name))
                     .expected(format!("{length} bytes"))
-                    .got(format!("{}: the file ends there", bytes.len()))
+                    .got(format!("{read}: the file ends there"))
                     .remedy("Fetch the file anew."));
             }
-            Ok(bytes)
+            Ok(())
         }
 
         fn error(&self, asked: &str, source: std::io::Error) -> Error {
@@ -125,12 +175,17 @@ mod file {
             &self.name
         }
 
-        fn metadata(&self) -> LocalBoxFuture<'_, Result<Option<Metadata>>> {
-            ready(self.read_metadata()).boxed_local()
+        fn metadata(&self) -> LocalBoxFuture<'_, Result<Option<Metadata>, Fault>> {
+            ready(self.read_metadata().map_err(Fault::from)).boxed_local()
         }
 
-        fn read(&self, range: Range<u64>) -> LocalBoxFuture<'_, Result<Vec<u8>>> {
-            ready(self.read_range(range)).boxed_local()
+        fn read<'a>(
+            &'a self,
+            range: Range<u64>,
+            _: &'a Metadata,
+            bytes: &'a mut Vec<u8>,
+        ) -> LocalBoxFuture<'a, Result<(), Fault>> {
+            ready(self.read_range(range, bytes).map_err(Fault::from)).boxed_local()
         }
     }
 }

@@ -2,9 +2,11 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::ops::Range;
 
 use futures_util::future::{FutureExt, LocalBoxFuture, ready};
 
+use super::source::slice;
 use crate::error::Result;
 
 /// Names one block of one version of one file.
@@ -18,19 +20,71 @@ pub struct BlockKey {
     pub block: u64,
 }
 
-/// Keeps blocks. It may forget any of them, and may fail: a load goes on without it.
-pub trait BlockStore {
-    /// The block's bytes, if the store has them.
-    fn get<'a>(&'a self, key: &'a BlockKey) -> LocalBoxFuture<'a, Result<Option<Vec<u8>>>>;
+/// Names an entry of a store.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum StoreKey {
+    /// A piece of a file.
+    Block(BlockKey),
+    /// What is known of the model at the place of this name, as JSON.
+    Manifest(String),
+}
 
-    /// Keeps the block's bytes, in place of older ones.
-    fn put<'a>(&'a self, key: &'a BlockKey, bytes: &'a [u8]) -> LocalBoxFuture<'a, Result<()>>;
+impl From<BlockKey> for StoreKey {
+    fn from(key: BlockKey) -> Self {
+        Self::Block(key)
+    }
+}
+
+impl std::fmt::Display for StoreKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Block(key) => write!(f, "block {} of {}", key.block, key.url),
+            Self::Manifest(place) => write!(f, "the manifest of {place}"),
+        }
+    }
+}
+
+/// Keeps blocks, and manifests of what they belong to. It may forget any of them, and may fail: a load goes
+/// on without it.
+pub trait BlockStore {
+    /// The entry's bytes, if the store has them.
+    fn get<'a>(&'a self, key: &'a StoreKey) -> LocalBoxFuture<'a, Result<Option<Vec<u8>>>>;
+
+    /// The bytes of each of `ranges` of an entry, if the store has it.
+    fn slices<'a>(
+        &'a self,
+        key: &'a StoreKey,
+        ranges: &'a [Range<u64>],
+    ) -> LocalBoxFuture<'a, Result<Option<Vec<Vec<u8>>>>> {
+        async move {
+            let Some(bytes) = self.get(key).await? else { return Ok(None) };
+            let name = key.to_string();
+            ranges
+                .iter()
+                .map(|range| slice(&name, &bytes, range).map(<[u8]>::to_vec))
+                .collect::<Result<_>>()
+                .map(Some)
+        }
+        .boxed_local()
+    }
+
+    /// Whether the store has the entry.
+    fn has<'a>(&'a self, key: &'a StoreKey) -> LocalBoxFuture<'a, Result<bool>>;
+
+    /// Keeps an entry, in place of an older one.
+    fn put<'a>(&'a self, key: &'a StoreKey, bytes: &'a [u8]) -> LocalBoxFuture<'a, Result<()>>;
+
+    /// Forgets an entry, if there is one.
+    fn delete<'a>(&'a self, key: &'a StoreKey) -> LocalBoxFuture<'a, Result<()>>;
+
+    /// The names of all entries.
+    fn list(&self) -> LocalBoxFuture<'_, Result<Vec<StoreKey>>>;
 }
 
 /// A store in memory, for tests and for small models where nothing else is at hand.
 #[derive(Default)]
 pub struct MemoryStore {
-    blocks: RefCell<HashMap<BlockKey, Vec<u8>>>,
+    entries: RefCell<HashMap<StoreKey, Vec<u8>>>,
 }
 
 impl MemoryStore {
@@ -41,13 +95,26 @@ impl MemoryStore {
 }
 
 impl BlockStore for MemoryStore {
-    fn get<'a>(&'a self, key: &'a BlockKey) -> LocalBoxFuture<'a, Result<Option<Vec<u8>>>> {
-        ready(Ok(self.blocks.borrow().get(key).cloned())).boxed_local()
+    fn get<'a>(&'a self, key: &'a StoreKey) -> LocalBoxFuture<'a, Result<Option<Vec<u8>>>> {
+        ready(Ok(self.entries.borrow().get(key).cloned())).boxed_local()
     }
 
-    fn put<'a>(&'a self, key: &'a BlockKey, bytes: &'a [u8]) -> LocalBoxFuture<'a, Result<()>> {
-        self.blocks.borrow_mut().insert(key.clone(), bytes.to_vec());
+    fn has<'a>(&'a self, key: &'a StoreKey) -> LocalBoxFuture<'a, Result<bool>> {
+        ready(Ok(self.entries.borrow().contains_key(key))).boxed_local()
+    }
+
+    fn put<'a>(&'a self, key: &'a StoreKey, bytes: &'a [u8]) -> LocalBoxFuture<'a, Result<()>> {
+        self.entries.borrow_mut().insert(key.clone(), bytes.to_vec());
         ready(Ok(())).boxed_local()
+    }
+
+    fn delete<'a>(&'a self, key: &'a StoreKey) -> LocalBoxFuture<'a, Result<()>> {
+        self.entries.borrow_mut().remove(key);
+        ready(Ok(())).boxed_local()
+    }
+
+    fn list(&self) -> LocalBoxFuture<'_, Result<Vec<StoreKey>>> {
+        ready(Ok(self.entries.borrow().keys().cloned().collect())).boxed_local()
     }
 }
 
@@ -58,44 +125,87 @@ pub use file::FileStore;
 mod file {
     use std::fs;
     use std::hash::{DefaultHasher, Hash, Hasher};
-    use std::io::{self, ErrorKind, Write};
-    use std::path::{Path, PathBuf};
+    use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
+    use std::path::PathBuf;
 
     use super::*;
     use crate::error::{Code, Error};
 
-    /// A store in a folder: one file per block. Its calls block; it serves native tools and tests.
+    /// The longest label that is read back.
+    const MAX_LABEL_BYTES: u64 = 1 << 16;
+
+    /// A store in a folder: one file per entry, whose first line is the key. Its calls block; it serves
+    /// native tools and tests.
     pub struct FileStore {
         folder: PathBuf,
     }
 
     impl FileStore {
-        /// A store in `folder`, which is made when the first block is put.
+        /// A store in `folder`, which is made when the first entry is put.
         pub fn new(folder: impl Into<PathBuf>) -> Self {
             Self { folder: folder.into() }
         }
 
-        fn path(&self, key: &BlockKey) -> PathBuf {
+        fn path(&self, key: &StoreKey) -> PathBuf {
             let mut hasher = DefaultHasher::new();
             key.hash(&mut hasher);
             self.folder.join(format!("{:016x}.block", hasher.finish()))
         }
 
-        /// The bytes before the block's own: they tell apart two keys of one hash.
-        fn label(key: &BlockKey) -> Vec<u8> {
-            format!("{}\n{}\n{}\n", key.url, key.validator, key.block).into_bytes()
+        /// The line before the entry's own bytes: it tells apart two keys of one hash.
+        fn label(key: &StoreKey) -> Vec<u8> {
+            let mut label = match key {
+                StoreKey::Block(key) => serde_json::json!([key.url, key.validator, key.block]),
+                StoreKey::Manifest(place) => serde_json::json!([place]),
+            }
+            .to_string()
+            .into_bytes();
+            label.push(b'\n');
+            label
         }
 
-        fn read(&self, key: &BlockKey) -> io::Result<Option<Vec<u8>>> {
-            let file = match fs::read(self.path(key)) {
+        fn key(label: &[u8]) -> Option<StoreKey> {
+            if let Ok((url, validator, block)) = serde_json::from_slice(label) {
+                return Some(StoreKey::Block(BlockKey { url, validator, block }));
+            }
+            let (place,) = serde_json::from_slice(label).ok()?;
+            Some(StoreKey::Manifest(place))
+        }
+
+        /// The entry's file, at the first of the entry's own bytes.
+        fn open(&self, key: &StoreKey) -> io::Result<Option<fs::File>> {
+            let file = match fs::File::open(self.path(key)) {
                 Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
                 answer => answer?,
             };
-            Ok(file.strip_prefix(Self::label(key).as_slice()).map(<[u8]>::to_vec))
+            let label = Self::label(key);
+            let mut found = Vec::new();
+            (&file).take(label.len() as u64).read_to_end(&mut found)?;
+            Ok((found == label).then_some(file))
         }
 
-        /// Writes beside and renames, so that a crash leaves no half block under the key.
-        fn write(&self, key: &BlockKey, bytes: &[u8]) -> io::Result<()> {
+        fn read(&self, key: &StoreKey) -> io::Result<Option<Vec<u8>>> {
+            let Some(mut file) = self.open(key)? else { return Ok(None) };
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes)?;
+            Ok(Some(bytes))
+        }
+
+        fn read_slices(&self, key: &StoreKey, ranges: &[Range<u64>]) -> io::Result<Option<Vec<Vec<u8>>>> {
+            let Some(mut file) = self.open(key)? else { return Ok(None) };
+            let start = file.stream_position()?;
+            let mut slices = Vec::with_capacity(ranges.len());
+            for range in ranges {
+                let mut bytes = Vec::new();
+                file.seek(SeekFrom::Start(start + range.start))?;
+                (&file).take(range.end - range.start).read_to_end(&mut bytes)?;
+                slices.push(bytes);
+            }
+            Ok(Some(slices))
+        }
+
+        /// Writes beside and renames, so that a crash leaves no half entry under the key.
+        fn write(&self, key: &StoreKey, bytes: &[u8]) -> io::Result<()> {
             fs::create_dir_all(&self.folder)?;
             let path = self.path(key);
             let partial = path.with_extension("partial");
@@ -105,21 +215,65 @@ mod file {
             fs::rename(partial, path)
         }
 
-        fn error(asked: &str, key: &BlockKey, folder: &Path, source: io::Error) -> Error {
-            let asked = format!("{asked} block {} of {} in {}", key.block, key.url, folder.display());
-            Error::new(Code::Storage, asked).because(source)
+        fn remove(&self, key: &StoreKey) -> io::Result<()> {
+            if self.open(key)?.is_some() { fs::remove_file(self.path(key)) } else { Ok(()) }
+        }
+
+        fn keys(&self) -> io::Result<Vec<StoreKey>> {
+            let folder = match fs::read_dir(&self.folder) {
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+                answer => answer?,
+            };
+            let mut keys = Vec::new();
+            for entry in folder {
+                let path = entry?.path();
+                if path.extension().is_none_or(|extension| extension != "block") {
+                    continue;
+                }
+                let mut label = Vec::new();
+                BufReader::new(fs::File::open(path)?).take(MAX_LABEL_BYTES).read_until(b'\n', &mut label)?;
+                keys.extend(Self::key(&label));
+            }
+            Ok(keys)
+        }
+
+        fn done<T>(&self, asked: &str, done: io::Result<T>) -> LocalBoxFuture<'static, Result<T>>
+        where
+            T: 'static,
+        {
+            let asked = || format!("{asked} in {}", self.folder.display());
+            let done = done.map_err(|error| Error::new(Code::Storage, asked()).because(error));
+            ready(done).boxed_local()
         }
     }
 
     impl BlockStore for FileStore {
-        fn get<'a>(&'a self, key: &'a BlockKey) -> LocalBoxFuture<'a, Result<Option<Vec<u8>>>> {
-            let block = self.read(key).map_err(|error| Self::error("read", key, &self.folder, error));
-            ready(block).boxed_local()
+        fn get<'a>(&'a self, key: &'a StoreKey) -> LocalBoxFuture<'a, Result<Option<Vec<u8>>>> {
+            self.done(&format!("read {key}"), self.read(key))
         }
 
-        fn put<'a>(&'a self, key: &'a BlockKey, bytes: &'a [u8]) -> LocalBoxFuture<'a, Result<()>> {
-            let done = self.write(key, bytes).map_err(|error| Self::error("store", key, &self.folder, error));
-            ready(done).boxed_local()
+        fn slices<'a>(
+            &'a self,
+            key: &'a StoreKey,
+            ranges: &'a [Range<u64>],
+        ) -> LocalBoxFuture<'a, Result<Option<Vec<Vec<u8>>>>> {
+            self.done(&format!("read {key}"), self.read_slices(key, ranges))
+        }
+
+        fn has<'a>(&'a self, key: &'a StoreKey) -> LocalBoxFuture<'a, Result<bool>> {
+            self.done(&format!("look up {key}"), self.open(key).map(|file| file.is_some()))
+        }
+
+        fn put<'a>(&'a self, key: &'a StoreKey, bytes: &'a [u8]) -> LocalBoxFuture<'a, Result<()>> {
+            self.done(&format!("store {key}"), self.write(key, bytes))
+        }
+
+        fn delete<'a>(&'a self, key: &'a StoreKey) -> LocalBoxFuture<'a, Result<()>> {
+            self.done(&format!("delete {key}"), self.remove(key))
+        }
+
+        fn list(&self) -> LocalBoxFuture<'_, Result<Vec<StoreKey>>> {
+            self.done("list what is kept", self.keys())
         }
     }
 }

@@ -9,6 +9,7 @@ use web_sys::AbortSignal;
 use super::{object, thrown};
 use crate::engine::{self, FinishReason, Stats};
 use crate::error::{Code, Error, Result};
+use crate::text::{Part, ToolCall};
 
 /// A running continuation, pulled by [`Generation::next`].
 #[wasm_bindgen]
@@ -21,26 +22,32 @@ pub struct Generation {
 
 #[wasm_bindgen]
 impl Generation {
-    /// `{ text, ids }` of the next piece, or undefined when the text has ended.
+    /// `{ parts, ids }` of the next piece, or undefined when the output has ended. A part is
+    /// `{ type: "text" | "thinking", text }`, `{ type: "toolCall", name, arguments }` or
+    /// `{ type: "malformedToolCall", raw, problem }`.
     pub async fn next(&self, signal: Option<AbortSignal>) -> std::result::Result<JsValue, JsValue> {
         let piece = self.pull(signal).await.map_err(thrown)?;
         Ok(piece.map_or(JsValue::UNDEFINED, |piece| {
+            let parts: js_sys::Array = piece.parts.into_iter().map(part).collect();
             let ids = js_sys::Array::from(&Uint32Array::from(piece.ids.as_slice()));
-            object([("text", piece.text.into()), ("ids", ids.into())]).into()
+            object([("parts", parts.into()), ("ids", ids.into())]).into()
         }))
     }
 
-    /// `{ promptTokens, newTokens, firstTokenMs, tokensPerSecond, finishReason }`; what is not known yet is
-    /// undefined.
+    /// `{ promptTokens, cachedTokens, newTokens, firstTokenMs, tokensPerSecond, finishReason }`; what is not
+    /// known yet is undefined.
     pub fn stats(&self) -> Object {
         let stats = self.stats.get();
         let reason = stats.finish_reason.map(|reason| match reason {
             FinishReason::Stop => "stop",
+            FinishReason::ToolCalls => "tool_calls",
             FinishReason::Length => "length",
+            FinishReason::Context => "context",
             FinishReason::Cancelled => "cancelled",
         });
         object([
             ("promptTokens", stats.prompt_tokens.into()),
+            ("cachedTokens", stats.cached_tokens.into()),
             ("newTokens", stats.new_tokens.into()),
             ("firstTokenMs", stats.first_token_ms.into()),
             ("tokensPerSecond", stats.tokens_per_second.into()),
@@ -78,5 +85,24 @@ impl Generation {
         self.stats.set(generation.stats());
         *self.inner.borrow_mut() = Some(generation);
         if aborted() { Err(Error::new(Code::Aborted, "go on generating")) } else { piece }
+    }
+}
+
+fn part(part: Part) -> JsValue {
+    let tagged = |kind: &str, fields: [(&'static str, JsValue); 2]| {
+        object([("type", kind.into())].into_iter().chain(fields)).into()
+    };
+    match part {
+        Part::Text(text) => object([("type", "text".into()), ("text", text.into())]).into(),
+        Part::Thinking(text) => object([("type", "thinking".into()), ("text", text.into())]).into(),
+        Part::ToolCall(ToolCall { name, arguments }) => {
+            // What serde_json writes, JavaScript reads.
+            let json = serde_json::Value::Object(arguments).to_string();
+            let arguments = js_sys::JSON::parse(&json).unwrap_or_default();
+            tagged("toolCall", [("name", name.into()), ("arguments", arguments)])
+        }
+        Part::MalformedToolCall { raw, problem } => {
+            tagged("malformedToolCall", [("raw", raw.into()), ("problem", problem.into())])
+        }
     }
 }

@@ -13,13 +13,13 @@ use js_sys::{Function, Object, Reflect};
 use wasm_bindgen::prelude::*;
 use web_sys::{AbortSignal, Blob};
 
-use crate::engine::{LoadOptions, Model};
+use crate::engine::{self, GenerateOptions, LoadOptions, Model, Prompt};
 use crate::error::{Code, Error, Result};
 use crate::fetch::{BlobOpener, CacheStore, HttpOpener, Repo};
 use crate::gpu::{Gpu, GpuOptions};
 use generation::Generation;
 use observer::Observer;
-use options::{GenerateJs, LoadJs, now, prompt, read};
+use options::{GenerateJs, LoadJs, SessionJs, now, prompt, read};
 
 /// The cache that holds the blocks of all models of an origin.
 const CACHE_NAME: &str = "jird-blocks-v1";
@@ -59,7 +59,7 @@ impl Engine {
     }
 
     /// What a load with these arguments would take, in bytes: `{ weights, kvCache, activations, other,
-    /// gpuBytes, tokenizer, staging, heapBytes, totalBytes, downloadBytes, fits }`.
+    /// gpuBytes, tokenizer, rows, staging, heapBytes, totalBytes, downloadBytes, fits }`.
     pub async fn plan(
         location: JsValue,
         options: JsValue,
@@ -70,7 +70,14 @@ impl Engine {
 
     /// Prepares the continuation of `input`, a string or an array of messages.
     pub async fn start(&self, input: JsValue, options: JsValue) -> std::result::Result<Generation, JsValue> {
-        self.try_start(input, options).map_err(thrown)
+        start_with(input, options, |prompt, options| self.model.generate(prompt, options))
+    }
+
+    /// Opens a further session. `options`: `context`.
+    pub fn session(&self, options: JsValue) -> std::result::Result<Session, JsValue> {
+        let options: Result<SessionJs> = read("the options of session", options);
+        let session = options.and_then(|options| self.model.session(options.into()));
+        session.map(|inner| Session { inner }).map_err(thrown)
     }
 
     /// `{ modelType, dtype, context, vocabSize, adapter, memory }`
@@ -115,18 +122,13 @@ impl Engine {
             ("other", bytes(plan.other)),
             ("gpuBytes", bytes(plan.gpu_bytes())),
             ("tokenizer", bytes(plan.tokenizer)),
+            ("rows", bytes(plan.rows)),
             ("staging", bytes(plan.staging)),
-            ("heapBytes", bytes(plan.heap_bytes)),
+            ("heapBytes", bytes(plan.heap_bytes())),
             ("totalBytes", bytes(plan.total_bytes())),
             ("downloadBytes", bytes(plan.download_bytes)),
             ("fits", plan.fits().into()),
         ]))
-    }
-
-    fn try_start(&self, input: JsValue, options: JsValue) -> Result<Generation> {
-        let options: GenerateJs = read("the options of generate", options)?;
-        let generation = self.model.generate(&prompt(input)?, options.into_options(now()))?;
-        Ok(Generation::new(generation))
     }
 }
 
@@ -146,22 +148,41 @@ impl Wish {
         let callback = |name: &str| Reflect::get(&callbacks, &name.into()).unwrap_or_default();
         let signal: Option<AbortSignal> = callback("signal").dyn_into().ok();
         let on_progress: Option<Function> = callback("onProgress").dyn_into().ok();
-        let observer = Rc::new(Observer::new(on_progress, signal.clone()));
-        let repo = repo(location, options.cache.unwrap_or(true), signal, &observer).await?;
+        let observer = Rc::new(Observer::new(on_progress, signal));
+        let repo = repo(location, options.cache.unwrap_or(true), &observer).await?;
         let gpu = Gpu::open(GpuOptions::default()).await?;
         Ok(Self { repo, gpu, load, dtype: options.dtype().to_owned(), observer })
     }
 }
 
+/// A conversation beside the model's own.
+#[wasm_bindgen]
+pub struct Session {
+    inner: engine::Session,
+}
+
+#[wasm_bindgen]
+impl Session {
+    /// Prepares the continuation of `input` in this session.
+    pub async fn start(&self, input: JsValue, options: JsValue) -> std::result::Result<Generation, JsValue> {
+        start_with(input, options, |prompt, options| self.inner.generate(prompt, options))
+    }
+}
+
+fn start_with(
+    input: JsValue,
+    options: JsValue,
+    generate: impl FnOnce(&Prompt, GenerateOptions) -> Result<engine::Generation>,
+) -> std::result::Result<Generation, JsValue> {
+    let options: Result<GenerateJs> = read("the options of generate", options);
+    let started = options.and_then(|options| generate(&prompt(input)?, options.into_options(now())));
+    started.map(Generation::new).map_err(thrown)
+}
+
 /// The files at `location`, with the Cache API behind those that come over the network.
-async fn repo(
-    location: JsValue,
-    cache: bool,
-    signal: Option<AbortSignal>,
-    observer: &Observer,
-) -> Result<Repo> {
+async fn repo(location: JsValue, cache: bool, observer: &Observer) -> Result<Repo> {
     if let Some(location) = location.as_string() {
-        let repo = Repo::new(HttpOpener::new(&location, signal)?);
+        let repo = Repo::new(HttpOpener::new(&location)?);
         if !cache {
             return Ok(repo);
         }

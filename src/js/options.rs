@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use wasm_bindgen::JsValue;
 
-use crate::engine::{GenerateOptions, LoadOptions, Prompt};
+use crate::engine::{ContextFull, GenerateOptions, LoadOptions, Prompt, SessionOptions};
 use crate::error::{Code, Error, Result};
 use crate::nn::WeightDtype;
 use crate::text::chat::LocalTime;
@@ -42,6 +42,27 @@ pub(super) struct GenerateJs {
     min_p: Option<f32>,
     seed: Option<u32>,
     stop: Option<Vec<String>>,
+    context_full: Option<ContextFullJs>,
+    tools: Option<serde_json::Value>,
+    thinking: Option<bool>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum ContextFullJs {
+    Error,
+    Slide,
+}
+
+#[derive(Deserialize)]
+pub(super) struct SessionJs {
+    context: Option<u32>,
+}
+
+impl From<SessionJs> for SessionOptions {
+    fn from(options: SessionJs) -> Self {
+        Self { context: options.context }
+    }
 }
 
 impl GenerateJs {
@@ -55,6 +76,12 @@ impl GenerateJs {
             min_p: self.min_p.unwrap_or(defaults.min_p),
             seed: self.seed.unwrap_or_else(|| (js_sys::Math::random() * 4_294_967_296.0) as u32),
             stop: self.stop.unwrap_or_default(),
+            context_full: match self.context_full {
+                None | Some(ContextFullJs::Error) => ContextFull::Error,
+                Some(ContextFullJs::Slide) => ContextFull::Slide,
+            },
+            tools: self.tools,
+            thinking: self.thinking,
             now: Some(now),
         }
     }

@@ -1,10 +1,10 @@
 //! Attention over the KV cache, for prefill and decode.
 
-use super::{Binding, Kernel, Prelude, Step};
+use super::{Binding, CacheLayout, Kernel, Prelude, Step};
 
 /// `out = softmax(scale · q Kᵀ) V` with grouped queries and online softmax.
 ///
-/// Binds the step, `q [m, heads·head_dim]`, the caches `[context, kv_heads·head_dim]`, and `out` like `q`.
+/// Binds the step, `q [m, heads·head_dim]`, the caches, and `out` like `q`.
 #[derive(Clone, Copy, Debug)]
 pub struct Attention {
     /// Rows of queries.
@@ -15,8 +15,8 @@ pub struct Attention {
     pub kv_heads: u32,
     /// Elements of a head, a multiple of 4 and at most 512.
     pub head_dim: u32,
-    /// Positions that the cache holds.
-    pub context: u32,
+    /// The caches, which hold every position that a row sees.
+    pub cache: CacheLayout,
     /// Multiplies the scores.
     pub scale: f32,
     /// Whether a row sees only positions up to its own.
@@ -53,8 +53,7 @@ impl Attention {
             let position = step.position + (index / heads) as u32;
             let kv_head = index % heads / (heads / kv_heads);
             let row = |cache: &'_ [f32], key: u32| {
-                let start = (key as usize * kv_heads + kv_head) * dim;
-                cache[start..start + dim].to_vec()
+                cache[self.cache.range(key, kv_heads * dim)][kv_head * dim..][..dim].to_vec()
             };
             let keys: Vec<u32> =
                 (0..step.position + step.rows).filter(|&key| self.sees(position, key)).collect();
@@ -92,6 +91,7 @@ impl Kernel for Attention {
 
     fn prelude(&self) -> Prelude {
         let mut prelude = Prelude::default();
+        self.cache.prelude(&mut prelude);
         prelude
             .subgroups(self.subgroup_min)
             .alias("Acc", "f32")
@@ -102,7 +102,6 @@ impl Kernel for Attention {
             .u32("HEADS", self.heads)
             .u32("KV_HEADS", self.kv_heads)
             .u32("HEAD_DIM", self.head_dim)
-            .u32("CONTEXT", self.context)
             .u32("WINDOW", self.window.unwrap_or(0))
             .bool("CAUSAL", self.causal)
             .f32("SCALE", self.scale);

@@ -2,8 +2,8 @@
 
 use super::{Activation, Binding, Kernel, Prelude, fold};
 
-/// `y[m, i] = activation(gate_up[m, i]) · gate_up[m, columns + i]`. Binds `gate_up [m, 2·columns]` and
-/// `y [m, columns]`.
+/// `y[m, i] = activation(gate[m, i]) · up[m, i]`. Binds `gate_up [m, 2·columns]`, or `gate` and `up` of
+/// `[m, columns]` each, and `y [m, columns]`.
 #[derive(Clone, Copy, Debug)]
 pub struct GatedAct {
     /// The activation.
@@ -12,11 +12,16 @@ pub struct GatedAct {
     pub m: u32,
     /// Columns of the result.
     pub columns: u32,
+    /// Whether `up` lies apart, rather than beside the gate.
+    pub is_apart: bool,
 }
 
 impl GatedAct {
-    /// The CPU twin.
-    pub fn cpu(&self, gate_up: &[f32]) -> Vec<f32> {
+    /// The CPU twin. `up` is of interest where it lies apart.
+    pub fn cpu(&self, gate_up: &[f32], up: &[f32]) -> Vec<f32> {
+        if self.is_apart {
+            return gate_up.iter().zip(up).map(|(gate, up)| self.activation.cpu(*gate) * up).collect();
+        }
         let columns = self.columns as usize;
         gate_up
             .chunks(2 * columns)
@@ -36,12 +41,18 @@ impl Kernel for GatedAct {
 
     fn prelude(&self) -> Prelude {
         let mut prelude = Prelude::default();
-        prelude.u32("M", self.m).u32("N", self.columns).bool("GELU", self.activation == Activation::GeluTanh);
+        prelude
+            .u32("M", self.m)
+            .u32("N", self.columns)
+            .bool("GELU", self.activation == Activation::GeluTanh)
+            .flag("APART", self.is_apart);
         prelude
     }
 
     fn bindings(&self) -> Vec<Binding> {
-        vec![Binding::Read, Binding::Write]
+        let mut bindings = vec![Binding::Read; if self.is_apart { 2 } else { 1 }];
+        bindings.push(Binding::Write);
+        bindings
     }
 
     fn workgroups(&self) -> [u32; 3] {

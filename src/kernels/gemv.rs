@@ -12,12 +12,14 @@ pub enum Output {
     AddResidual,
     /// The weight holds `rows` gate rows, then `rows` up rows: `activation(gate) · up`.
     Gated(Activation),
+    /// `activation(·) · up`, where `up [rows]` is another value. Not with a norm and an update in front.
+    GatedBy(Activation),
     /// `cap · tanh(· / cap)`
     Softcap(f32),
 }
 
 /// `y[rows] = output(W · input)`. Binds the weight, the input's reads, the step (`last_row`), the residual
-/// (`AddResidual`), `y`, and the updated residual (`keep_residual`).
+/// (`AddResidual`) or `up` (`GatedBy`), `y`, and the updated residual (`keep_residual`).
 #[derive(Clone, Copy, Debug)]
 pub struct Gemv {
     /// Format of the weight.
@@ -60,8 +62,9 @@ impl Gemv {
         [8, 16, 32].into_iter().find(busy).unwrap_or(64).min(most)
     }
 
-    /// The CPU twin. `dense` is the whole weight as f32, row-major; `input` the kernel's input row.
-    pub fn cpu(&self, dense: &[f32], input: &[f32], residual: &[f32]) -> Vec<f32> {
+    /// The CPU twin. `dense` is the whole weight as f32, row-major; `input` the kernel's input row; `other` the
+    /// residual or `up`.
+    pub fn cpu(&self, dense: &[f32], input: &[f32], other: &[f32]) -> Vec<f32> {
         let product = |row: usize| {
             let row = &dense[row * input.len()..][..input.len()];
             row.iter().zip(input).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum::<f64>() as f32
@@ -70,8 +73,9 @@ impl Gemv {
         (0..rows)
             .map(|row| match self.output {
                 Output::Plain => product(row),
-                Output::AddResidual => product(row) + residual[row],
+                Output::AddResidual => product(row) + other[row],
                 Output::Gated(activation) => activation.cpu(product(row)) * product(rows + row),
+                Output::GatedBy(activation) => activation.cpu(product(row)) * other[row],
                 Output::Softcap(cap) => cap * (product(row) / cap).tanh(),
             })
             .collect()
@@ -91,8 +95,8 @@ impl Kernel for Gemv {
         let mut prelude = Prelude::default();
         weight::prelude(&mut prelude, self.format);
         self.input.prelude(&mut prelude);
-        let gated = match self.output {
-            Output::Gated(activation) => Some(activation),
+        let activation = match self.output {
+            Output::Gated(activation) | Output::GatedBy(activation) => Some(activation),
             _ => None,
         };
         let softcap = match self.output {
@@ -106,11 +110,12 @@ impl Kernel for Gemv {
             .u32("LANES", self.lanes())
             .u32("N", self.rows)
             .u32("K", self.columns)
-            .bool("GATED", gated.is_some())
-            .bool("GELU", gated == Some(Activation::GeluTanh))
+            .bool("GATED", matches!(self.output, Output::Gated(_)))
+            .bool("GELU", activation == Some(Activation::GeluTanh))
             .f32("SOFTCAP", softcap)
             .flag("LAST_ROW", self.last_row)
-            .flag("ADD_RESIDUAL", self.output == Output::AddResidual);
+            .flag("ADD_RESIDUAL", self.output == Output::AddResidual)
+            .flag("GATED_BY", matches!(self.output, Output::GatedBy(_)));
         prelude
     }
 
@@ -118,7 +123,8 @@ impl Kernel for Gemv {
         let mut bindings = weight::bindings(self.format);
         bindings.extend(vec![Binding::Read; self.input.reads()]);
         bindings.extend(self.last_row.then_some(Binding::Uniform));
-        bindings.extend((self.output == Output::AddResidual).then_some(Binding::Read));
+        let reads_other = matches!(self.output, Output::AddResidual | Output::GatedBy(_));
+        bindings.extend(reads_other.then_some(Binding::Read));
         bindings.push(Binding::Write);
         bindings.extend(self.input.kept());
         bindings

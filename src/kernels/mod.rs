@@ -6,13 +6,19 @@
 
 mod argmax;
 mod attention;
+mod expert_gemv;
+mod expert_sum;
 mod gated_act;
 mod gather;
 mod gemv;
+mod kv_cache;
 mod matmul;
 mod norm;
+mod per_layer_inputs;
+mod projection;
 mod rms_norm;
 mod rope_append;
+mod route;
 mod shader;
 mod threshold;
 mod weight;
@@ -21,13 +27,19 @@ use std::fmt;
 
 pub use argmax::{Argmax, ArgmaxStage};
 pub use attention::Attention;
+pub use expert_gemv::ExpertGemv;
+pub use expert_sum::ExpertSum;
 pub use gated_act::GatedAct;
 pub use gather::Gather;
 pub use gemv::{Gemv, Output};
+pub use kv_cache::{CacheFormat, CacheLayout};
 pub use matmul::Matmul;
 pub use norm::{Input, NormInput, NormKernel, PostNorm};
+pub use per_layer_inputs::PerLayerInputs;
+pub use projection::{KeyValues, Projection};
 pub use rms_norm::RmsNormKernel;
-pub use rope_append::{QkNorm, RopeAppend};
+pub use rope_append::RopeAppend;
+pub use route::Route;
 pub use shader::Prelude;
 pub use threshold::Threshold;
 

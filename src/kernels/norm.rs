@@ -3,7 +3,7 @@
 use super::{Binding, Prelude};
 
 /// Constants of the RMSNorms of a model.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct NormKernel {
     /// Added to the mean square.
     pub eps: f32,
@@ -32,17 +32,28 @@ pub enum PostNorm {
     None,
     /// The update behind an RMSNorm of its own, as Gemma has it.
     Norm,
+    /// The same, and then the whole residual is multiplied by a factor, as Gemma 4 has it. Four elements
+    /// follow the norm's weight, of which the first is the factor.
+    ScaledNorm,
 }
 
-/// The norm in front of a kernel.
+/// The residual update and the norm in front of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormInput {
-    /// The norm's constants.
+    /// The constants of the norm, and of the update's.
     pub norm: NormKernel,
     /// A residual update that comes before the norm.
     pub update: Option<PostNorm>,
+    /// Whether the residual is normed after the update.
+    pub is_normed: bool,
     /// Whether the updated residual is written for later use.
     pub keep_residual: bool,
+}
+
+impl NormInput {
+    fn has_post_norm(&self) -> bool {
+        matches!(self.update, Some(PostNorm::Norm | PostNorm::ScaledNorm))
+    }
 }
 
 /// What a kernel reads its input through.
@@ -67,9 +78,11 @@ impl Input {
     pub(super) fn prelude(&self, prelude: &mut Prelude) {
         let Input::Norm(input) = self else { return };
         prelude
-            .flag("NORM", true)
+            .flag("NORM", input.is_normed)
             .flag("DELTA", input.update.is_some())
-            .flag("POST_NORM", input.update == Some(PostNorm::Norm))
+            .flag("POST_NORM", input.has_post_norm())
+            .flag("SCALES_RESIDUAL", input.update == Some(PostNorm::ScaledNorm))
+            .flag("RMS", input.is_normed || input.has_post_norm())
             .flag("KEEP_RESIDUAL", input.keep_residual)
             .f32("EPS", input.norm.eps)
             .f32("WEIGHT_OFFSET", input.norm.weight_offset());
@@ -77,14 +90,11 @@ impl Input {
 
     /// The value, then the norm's weight, the update, and the update's norm's weight, as far as there are any.
     pub(super) fn reads(&self) -> usize {
-        match self {
-            Input::Plain => 1,
-            Input::Norm(input) => match input.update {
-                None => 2,
-                Some(PostNorm::None) => 3,
-                Some(PostNorm::Norm) => 4,
-            },
-        }
+        let Input::Norm(input) = self else { return 1 };
+        1 + [input.is_normed, input.update.is_some(), input.has_post_norm()]
+            .into_iter()
+            .map(usize::from)
+            .sum::<usize>()
     }
 
     /// The bindings that only the kept residual needs.
@@ -96,14 +106,17 @@ impl Input {
     ///
     /// `reads` holds the row of the value and, in the order of the bindings, what else the variant reads.
     pub fn cpu(&self, reads: &[&[f32]]) -> (Vec<f32>, Vec<f32>) {
-        let value = reads[0].to_vec();
+        let (value, reads) = (reads[0].to_vec(), &reads[1..]);
         let Input::Norm(input) = self else { return (value.clone(), value) };
+        let (weight, update) = reads.split_at(usize::from(input.is_normed));
         let delta = match input.update {
             None => vec![0.0; value.len()],
-            Some(PostNorm::None) => reads[2].to_vec(),
-            Some(PostNorm::Norm) => input.norm.cpu(reads[2], reads[3]),
+            Some(PostNorm::None) => update[0].to_vec(),
+            Some(_) => input.norm.cpu(update[0], update[1]),
         };
-        let residual: Vec<f32> = value.iter().zip(delta).map(|(v, d)| v + d).collect();
-        (input.norm.cpu(&residual, reads[1]), residual)
+        let factor = if input.update == Some(PostNorm::ScaledNorm) { update[1][value.len()] } else { 1.0 };
+        let residual: Vec<f32> = value.iter().zip(delta).map(|(v, d)| (v + d) * factor).collect();
+        let normed = weight.first().map(|weight| input.norm.cpu(&residual, weight));
+        (normed.unwrap_or_else(|| residual.clone()), residual)
     }
 }

@@ -1,28 +1,19 @@
-//! Query and key norms, rotary embedding, and the append to the KV cache.
+//! Norms and rotary embedding of a projection's heads, and the append to the KV cache.
 
-use super::{Binding, Kernel, NormKernel, Prelude, Step};
+use super::{Binding, CacheLayout, Kernel, Prelude, Projection, Step};
 
-/// RMSNorm of queries and keys over `head_dim`.
-pub type QkNorm = NormKernel;
-
-/// Splits `qkv [m, (heads + 2·kv_heads)·head_dim]` into rotated queries and the cache's keys and values.
+/// Splits `projected [m, projected · head_dim]` into turned queries and the cache's keys and values.
 ///
-/// Binds the step, `qkv`, `rope [m, head_dim/2]` of (cos, sin), the query and key norm weights (with
-/// `qk_norm`), `q [m, heads·head_dim]`, and the caches `[context, kv_heads·head_dim]`.
+/// Binds the step (where it appends), `projected`, `rope [m, head_dim/2]` of (cos, sin), the query and key
+/// norms' weights, `q [m, heads·head_dim]`, and the caches (where it appends).
 #[derive(Clone, Copy, Debug)]
 pub struct RopeAppend {
+    /// The heads.
+    pub projection: Projection,
     /// Rows.
     pub m: u32,
-    /// Query heads.
-    pub heads: u32,
-    /// Key and value heads.
-    pub kv_heads: u32,
-    /// Elements of a head, an even number.
-    pub head_dim: u32,
-    /// Positions that the cache holds.
-    pub context: u32,
-    /// The norm of queries and keys, where the model has one.
-    pub qk_norm: Option<QkNorm>,
+    /// The caches.
+    pub cache: CacheLayout,
     /// The smallest subgroup, where kernels may use subgroups.
     pub subgroup_min: Option<u32>,
 }
@@ -34,33 +25,25 @@ impl RopeAppend {
     pub fn cpu(
         &self,
         step: &Step,
-        qkv: &[f32],
+        projected: &[f32],
         rope: &[[f32; 2]],
         norms: [&[f32]; 2],
         caches: [&mut [f32]; 2],
     ) -> Vec<f32> {
-        let dim = self.head_dim as usize;
-        let (heads, kv_heads) = (self.heads as usize, self.kv_heads as usize);
+        let Projection { kv_heads, head_dim, .. } = self.projection;
+        let width = (kv_heads * head_dim) as usize;
         let [k_cache, v_cache] = caches;
         let mut q = Vec::new();
-        for (row, qkv) in qkv.chunks((heads + 2 * kv_heads) * dim).enumerate() {
-            let rope = &rope[row * dim / 2..][..dim / 2];
-            let turned = |head: usize, norm: &[f32]| {
-                let plain = &qkv[head * dim..][..dim];
-                let normed = self.qk_norm.map_or(plain.to_vec(), |kernel| kernel.cpu(plain, norm));
-                let (a, b) = normed.split_at(dim / 2);
-                let first = (0..dim / 2).map(|i| a[i] * rope[i][0] - b[i] * rope[i][1]);
-                let second = (0..dim / 2).map(|i| b[i] * rope[i][0] + a[i] * rope[i][1]);
-                first.chain(second).collect::<Vec<f32>>()
-            };
-            q.extend((0..heads).flat_map(|head| turned(head, norms[0])));
+        let rows = projected.chunks((self.projection.projected() * head_dim) as usize);
+        for (row, (projected, rope)) in rows.zip(rope.chunks(head_dim as usize / 2)).enumerate() {
+            let [queries, keys, values] = self.projection.cpu(projected, rope, norms);
+            q.extend(queries);
             if row < step.rows as usize {
-                let position = step.position as usize + row;
-                for head in 0..kv_heads {
-                    let target = (position * kv_heads + head) * dim..(position * kv_heads + head + 1) * dim;
-                    k_cache[target.clone()].copy_from_slice(&turned(heads + head, norms[1]));
-                    v_cache[target].copy_from_slice(&qkv[(heads + kv_heads + head) * dim..][..dim]);
-                }
+                let range = self.cache.range(step.position + row as u32, width);
+                let cached =
+                    |values: Vec<f32>| values.into_iter().map(|value| self.cache.format.rounded(value));
+                k_cache[range.clone()].iter_mut().zip(cached(keys)).for_each(|(slot, key)| *slot = key);
+                v_cache[range].iter_mut().zip(cached(values)).for_each(|(slot, value)| *slot = value);
             }
         }
         q
@@ -78,32 +61,21 @@ impl Kernel for RopeAppend {
 
     fn prelude(&self) -> Prelude {
         let mut prelude = Prelude::default();
-        prelude
-            .alias("Acc", "f32")
-            .u32("WORKGROUP", 64)
-            .u32("HEADS", self.heads)
-            .u32("KV_HEADS", self.kv_heads)
-            .u32("HEAD_DIM", self.head_dim)
-            .u32("CONTEXT", self.context);
-        if let Some(norm) = self.qk_norm {
-            prelude
-                .subgroups(self.subgroup_min)
-                .flag("QK_NORM", true)
-                .f32("EPS", norm.eps)
-                .f32("WEIGHT_OFFSET", norm.weight_offset());
-        }
+        self.projection.prelude(&mut prelude);
+        self.cache.prelude(&mut prelude);
+        prelude.subgroups(self.subgroup_min).alias("Acc", "f32").u32("WORKGROUP", 64);
         prelude
     }
 
     fn bindings(&self) -> Vec<Binding> {
-        let norms = if self.qk_norm.is_some() { 2 } else { 0 };
-        let mut bindings = vec![Binding::Uniform];
-        bindings.extend(vec![Binding::Read; 2 + norms]);
-        bindings.extend([Binding::Write; 3]);
+        let appends = self.projection.appends();
+        let mut bindings = Vec::from_iter(appends.then_some(Binding::Uniform));
+        bindings.extend(self.projection.bindings());
+        bindings.extend(vec![Binding::Write; if appends { 3 } else { 1 }]);
         bindings
     }
 
     fn workgroups(&self) -> [u32; 3] {
-        [self.heads + 2 * self.kv_heads, self.m, 1]
+        [self.projection.projected(), self.m, 1]
     }
 }

@@ -12,7 +12,10 @@ use std::fmt::Write;
 /// The shared pieces, by the name under which templates import them.
 const LIBRARY: &[(&str, &str)] = &[
     ("lib/activation.wgsl", include_str!("../../shaders/lib/activation.wgsl")),
+    ("lib/chunk.wgsl", include_str!("../../shaders/lib/chunk.wgsl")),
+    ("lib/kv_cache.wgsl", include_str!("../../shaders/lib/kv_cache.wgsl")),
     ("lib/norm.wgsl", include_str!("../../shaders/lib/norm.wgsl")),
+    ("lib/projection.wgsl", include_str!("../../shaders/lib/projection.wgsl")),
     ("lib/reduce.wgsl", include_str!("../../shaders/lib/reduce.wgsl")),
     ("lib/step.wgsl", include_str!("../../shaders/lib/step.wgsl")),
     ("lib/weight.wgsl", include_str!("../../shaders/lib/weight.wgsl")),

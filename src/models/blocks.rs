@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::config::Sizes;
 use crate::error::Result;
-use crate::kernels::Activation;
+use crate::kernels::{Activation, KeyValues};
 use crate::nn::{GatedMlp, Linear, Loader, Precision, Weight};
 
 /// Below this width a model has little redundancy: with these projections at 4 bits Gemma 3 270M lost 19% of
@@ -22,14 +22,22 @@ pub(super) fn vocabulary(sizes: &Sizes, name: String, loader: &mut Loader<'_>) -
     loader.stacked(&[(name, sizes.vocab_size)], sizes.hidden_size, Precision::High)
 }
 
-/// `[(heads + 2·kv_heads)·head_dim, hidden]`: queries, keys and values by one matrix.
-pub(super) fn qkv_proj(sizes: &Sizes, layer: &str, loader: &mut Loader<'_>) -> Result<Linear> {
+/// `[(heads + 2·kv_heads)·head_dim, hidden]`: queries, keys and values by one matrix, as far as the layer has
+/// projections of its own.
+pub(super) fn qkv_proj(
+    sizes: &Sizes,
+    key_values: KeyValues,
+    layer: &str,
+    loader: &mut Loader<'_>,
+) -> Result<Linear> {
     let projection = |name: &str, rows| (format!("{layer}.self_attn.{name}.weight"), rows);
-    let stack = [
-        projection("q_proj", sizes.q_columns()),
-        projection("k_proj", sizes.kv_columns()),
-        projection("v_proj", sizes.kv_columns()),
-    ];
+    let mut stack = vec![projection("q_proj", sizes.q_columns())];
+    if key_values != KeyValues::Shared {
+        stack.push(projection("k_proj", sizes.kv_columns()));
+    }
+    if key_values == KeyValues::Projected {
+        stack.push(projection("v_proj", sizes.kv_columns()));
+    }
     Ok(Linear::new(loader.stacked(&stack, sizes.hidden_size, sensitive(sizes))?))
 }
 

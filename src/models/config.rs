@@ -52,8 +52,7 @@ impl Sizes {
             self.intermediate_size,
         )?;
         require(whole(self.vocab_size, 1), "vocab_size", "1 to 1048576", self.vocab_size)?;
-        let layers = self.num_hidden_layers;
-        require((1..=MAX_LAYERS).contains(&layers), "num_hidden_layers", "1 to 1024", layers)?;
+        Self::check_layers(self.num_hidden_layers)?;
         let head_dim = self.head_dim;
         let suits = whole(head_dim, 4) && head_dim <= MAX_HEAD_DIM;
         require(suits, "head_dim", "a multiple of 4, at most 512", head_dim)?;
@@ -61,6 +60,11 @@ impl Sizes {
         require(kv_heads > 0, "num_key_value_heads", "at least 1", kv_heads)?;
         let divides = heads > 0 && heads <= 1024 && heads.is_multiple_of(kv_heads);
         require(divides, "num_attention_heads", "a multiple of num_key_value_heads, at most 1024", heads)
+    }
+
+    /// Fails for a number of layers that no model has.
+    pub fn check_layers(layers: u32) -> Result<()> {
+        require((1..=MAX_LAYERS).contains(&layers), "num_hidden_layers", "1 to 1024", layers)
     }
 
     /// Rows of the query projection.
@@ -74,6 +78,23 @@ impl Sizes {
     }
 }
 
+/// Whether a layer sees a window of the past or all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum LayerType {
+    SlidingAttention,
+    FullAttention,
+}
+
+/// `rope_parameters` of families whose layer types differ in them.
+#[derive(Clone, Default, Deserialize)]
+pub(super) struct RopeByLayer {
+    #[serde(default)]
+    pub full_attention: RopeParameters,
+    #[serde(default)]
+    pub sliding_attention: RopeParameters,
+}
+
 /// `rope_parameters`, or `rope_scaling` of older files.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct RopeParameters {
@@ -81,12 +102,22 @@ pub(super) struct RopeParameters {
     #[serde(alias = "type")]
     rope_type: Option<String>,
     factor: Option<f32>,
+    partial_rotary_factor: Option<f64>,
     low_freq_factor: Option<f32>,
     high_freq_factor: Option<f32>,
     original_max_position_embeddings: Option<f32>,
 }
 
 impl RopeParameters {
+    /// Of the type `proportional`, which turns the first `partial_rotary_factor` of a head's pairs.
+    pub fn proportional(partial_rotary_factor: f64) -> Self {
+        Self {
+            rope_type: Some("proportional".to_owned()),
+            partial_rotary_factor: Some(partial_rotary_factor),
+            ..Self::default()
+        }
+    }
+
     /// The frequencies; `theta` is the base where these parameters give none.
     pub fn rope(&self, theta: f64, head_dim: u32) -> Result<Rope> {
         let theta = self.rope_theta.unwrap_or(theta);
@@ -108,8 +139,15 @@ impl RopeParameters {
                 let original = positive("rope_scaling.original_max_position_embeddings", original)?;
                 Ok(rope.scaled_llama3(factor, low, high, original))
             }
+            Some("proportional") => {
+                let part = self.partial_rotary_factor.unwrap_or(1.0);
+                require((0.0..=1.0).contains(&part), "partial_rotary_factor", "0 to 1", part)?;
+                let factor = positive("rope_parameters.factor", Some(self.factor.unwrap_or(1.0)))?;
+                Ok(Rope::proportional(theta, head_dim, part, factor))
+            }
             Some(other) => {
-                require(false, "rope_scaling", "rope_type default, linear or llama3", other).map(|()| rope)
+                let known = "rope_type default, linear, llama3 or proportional";
+                require(false, "rope_scaling", known, other).map(|()| rope)
             }
         }
     }

@@ -3,11 +3,11 @@
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-use super::config::{self, Names, RopeParameters, Sizes, require};
-use super::{Dimensions, State, TextModel, blocks};
+use super::config::{self, LayerType, Names, RopeByLayer, RopeParameters, Sizes, require};
+use super::{Dimensions, Rows, State, TextModel, blocks};
 use crate::error::Result;
 use crate::kernels::{Activation, NormKernel};
-use crate::nn::{Attention, Embedding, GatedMlp, Linear, Loader, Residual, RmsNorm};
+use crate::nn::{Attention, CacheSpec, Embedding, GatedMlp, KeyValues, Linear, Loader, Residual, RmsNorm};
 use crate::plan::{PlanBuilder, Value};
 
 #[derive(Deserialize)]
@@ -39,21 +39,6 @@ struct Gemma3Config {
     #[serde(default)]
     attention_bias: bool,
     use_bidirectional_attention: Option<bool>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum LayerType {
-    SlidingAttention,
-    FullAttention,
-}
-
-#[derive(Clone, Default, Deserialize)]
-struct RopeByLayer {
-    #[serde(default)]
-    full_attention: RopeParameters,
-    #[serde(default)]
-    sliding_attention: RopeParameters,
 }
 
 fn default_head_dim() -> u32 {
@@ -107,6 +92,11 @@ impl Gemma3Config {
         Ok((0..self.num_hidden_layers).map(layer_type).collect())
     }
 
+    /// Keys that a layer of this type sees.
+    fn window(&self, layer_type: LayerType) -> Option<u32> {
+        (layer_type == LayerType::SlidingAttention).then_some(self.sliding_window)
+    }
+
     /// The parameters of sliding and of full layers.
     fn ropes(&self) -> Result<[crate::nn::Rope; 2]> {
         let by_layer = self.rope_parameters.clone().unwrap_or_else(|| RopeByLayer {
@@ -152,14 +142,17 @@ impl Layer {
             post_attention_layernorm: norm("post_attention_layernorm")?,
             pre_feedforward_layernorm: norm("pre_feedforward_layernorm")?,
             post_feedforward_layernorm: norm("post_feedforward_layernorm")?,
-            qkv_proj: blocks::qkv_proj(sizes, name, loader)?,
+            qkv_proj: blocks::qkv_proj(sizes, KeyValues::Projected, name, loader)?,
             attention: Attention {
                 heads: sizes.num_attention_heads,
                 kv_heads: sizes.num_key_value_heads,
                 head_dim: sizes.head_dim,
                 scale: (config.query_pre_attn_scalar as f32).powf(-0.5),
-                window: (layer_type == LayerType::SlidingAttention).then_some(config.sliding_window),
-                qk_norm: Some([q_norm, k_norm]),
+                window: config.window(layer_type),
+                q_norm: Some(q_norm),
+                k_norm: Some(k_norm),
+                v_norm: None,
+                key_values: KeyValues::Projected,
             },
             o_proj: blocks::o_proj(sizes, name, loader)?,
             mlp: blocks::mlp(sizes, Activation::GeluTanh, name, loader)?,
@@ -185,17 +178,21 @@ impl Gemma3 {
         let sizes = config.sizes()?;
         let Names { body, .. } = config::names(loader);
         let weight = blocks::vocabulary(&sizes, format!("{body}embed_tokens.weight"), loader)?;
+        let types = config.layer_types()?;
         let layers = (0..)
-            .zip(config.layer_types()?)
-            .map(|(i, kind)| Layer::declare(&config, &sizes, kind, &format!("{body}layers.{i}"), loader))
+            .zip(&types)
+            .map(|(i, &kind)| Layer::declare(&config, &sizes, kind, &format!("{body}layers.{i}"), loader))
             .collect::<Result<_>>()?;
         let kernel = NormKernel { eps: config.rms_norm_eps, unit_offset: true };
+        let (width, format) = (sizes.kv_columns(), loader.cache_format());
+        let cache = |kind: &LayerType| CacheSpec { width, window: config.window(*kind), format };
         Ok(Self {
             dimensions: Dimensions {
                 vocab_size: sizes.vocab_size,
                 max_position_embeddings: config.max_position_embeddings,
-                cache_widths: vec![sizes.kv_columns(); sizes.num_hidden_layers as usize],
+                caches: types.iter().map(cache).collect(),
                 ropes: config.ropes()?.to_vec(),
+                row_table: None,
             },
             embed_tokens: Embedding { weight: weight.clone(), scale: (sizes.hidden_size as f32).sqrt() },
             layers,
@@ -211,7 +208,7 @@ impl TextModel for Gemma3 {
         &self.dimensions
     }
 
-    fn forward(&self, plan: &mut PlanBuilder, state: &State) -> Residual {
+    fn forward(&self, plan: &mut PlanBuilder, state: &State, _wanted: Rows) -> Residual {
         let mut residual = Residual::new(self.embed_tokens.forward(plan, &state.inputs));
         for (layer, cache) in self.layers.iter().zip(&state.caches) {
             let rope = &state.ropes[usize::from(layer.layer_type == LayerType::FullAttention)];

@@ -4,10 +4,10 @@ use serde::Deserialize;
 use serde_json::Value as Json;
 
 use super::config::{self, Names, RopeParameters, Sizes, require};
-use super::{Dimensions, State, TextModel, blocks};
+use super::{Dimensions, Rows, State, TextModel, blocks};
 use crate::error::Result;
 use crate::kernels::{Activation, NormKernel};
-use crate::nn::{Attention, Embedding, GatedMlp, Linear, Loader, Residual, RmsNorm};
+use crate::nn::{Attention, CacheSpec, Embedding, GatedMlp, KeyValues, Linear, Loader, Residual, RmsNorm};
 use crate::plan::{PlanBuilder, Value};
 
 #[derive(Deserialize)]
@@ -86,14 +86,17 @@ impl Layer {
         let tensor = |part: &str| format!("{name}.{part}.weight");
         Ok(Self {
             input_layernorm: loader.norm(tensor("input_layernorm"), hidden, norm)?,
-            qkv_proj: blocks::qkv_proj(sizes, name, loader)?,
+            qkv_proj: blocks::qkv_proj(sizes, KeyValues::Projected, name, loader)?,
             attention: Attention {
                 heads: sizes.num_attention_heads,
                 kv_heads: sizes.num_key_value_heads,
                 head_dim: sizes.head_dim,
                 scale: (sizes.head_dim as f32).powf(-0.5),
                 window: config.sliding_window,
-                qk_norm: None,
+                q_norm: None,
+                k_norm: None,
+                v_norm: None,
+                key_values: KeyValues::Projected,
             },
             o_proj: blocks::o_proj(sizes, name, loader)?,
             post_attention_layernorm: loader.norm(tensor("post_attention_layernorm"), hidden, norm)?,
@@ -132,12 +135,18 @@ impl Llama {
         } else {
             blocks::vocabulary(&sizes, lm_head.to_owned(), loader)?
         };
+        let cache = CacheSpec {
+            width: sizes.kv_columns(),
+            window: config.sliding_window,
+            format: loader.cache_format(),
+        };
         Ok(Self {
             dimensions: Dimensions {
                 vocab_size: sizes.vocab_size,
                 max_position_embeddings: config.max_position_embeddings,
-                cache_widths: vec![sizes.kv_columns(); sizes.num_hidden_layers as usize],
+                caches: vec![cache; sizes.num_hidden_layers as usize],
                 ropes: vec![rope],
+                row_table: None,
             },
             embed_tokens,
             layers,
@@ -152,7 +161,7 @@ impl TextModel for Llama {
         &self.dimensions
     }
 
-    fn forward(&self, plan: &mut PlanBuilder, state: &State) -> Residual {
+    fn forward(&self, plan: &mut PlanBuilder, state: &State, _wanted: Rows) -> Residual {
         let mut residual = Residual::new(self.embed_tokens.forward(plan, &state.inputs));
         for (layer, cache) in self.layers.iter().zip(&state.caches) {
             let qkv = layer.qkv_proj.forward_norm(plan, &mut residual, &layer.input_layernorm);

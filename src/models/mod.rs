@@ -6,17 +6,23 @@
 mod blocks;
 mod config;
 mod gemma3;
+mod gemma4;
 mod llama;
+
+use std::cell::Cell;
+use std::rc::Rc;
 
 use serde_json::Value as Json;
 
+use crate::checkpoint::RowLayout;
 use crate::error::{Code, Error, Result};
-use crate::gpu::Gpu;
+use crate::gpu::{Buffer, Gpu};
 use crate::kernels::Step;
-use crate::nn::{KvCache, Loader, Residual, Rope, RopeTable, StepInputs};
+use crate::nn::{CacheSpec, KvCache, Loader, Residual, Rope, RopeTable, StepInputs};
 use crate::plan::{PlanBuilder, Value};
 
 pub use gemma3::Gemma3;
+pub use gemma4::Gemma4;
 pub use llama::Llama;
 
 /// What the engine must know of a text model.
@@ -26,10 +32,24 @@ pub struct Dimensions {
     pub vocab_size: u32,
     /// Positions that the model was made for.
     pub max_position_embeddings: u32,
-    /// For each layer, elements of one position's keys: `num_key_value_heads · head_dim`.
-    pub cache_widths: Vec<u32>,
+    /// The caches of keys and values. Layers refer to them by index: each has its own, but for those that
+    /// share another's.
+    pub caches: Vec<CacheSpec>,
     /// The kinds of rotary embedding that the layers use.
     pub ropes: Vec<Rope>,
+    /// A table of which every step reads its tokens' rows, from where it is stored.
+    pub row_table: Option<RowLayout>,
+}
+
+/// Which rows of a step somebody reads after the last layer. A family may leave out what nobody does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rows {
+    /// All.
+    All,
+    /// The last real one.
+    Last,
+    /// None: the step only adds to the caches.
+    None,
 }
 
 /// The buffers of one conversation, which plans bind.
@@ -39,22 +59,48 @@ pub struct State {
     pub inputs: StepInputs,
     /// The turns of the step's rows, as [`Dimensions::ropes`].
     pub ropes: Vec<RopeTable>,
-    /// Keys and values, one per layer.
+    /// Keys and values, as [`Dimensions::caches`].
     pub caches: Vec<KvCache>,
+    /// The rows of [`Dimensions::row_table`] for the step's tokens, in f32.
+    pub table_rows: Option<Rc<Buffer>>,
+    /// The same for layers that only the step's last real row passes through.
+    pub last_row: LastRow,
+    /// The furthest position written since a step at position 0, exclusive.
+    written: Cell<u32>,
+}
+
+/// What the last real row of a step reads where it stands alone.
+#[derive(Debug)]
+pub struct LastRow {
+    /// A step of one row at the last row's position.
+    pub inputs: StepInputs,
+    /// The turns of that row.
+    pub ropes: Vec<RopeTable>,
 }
 
 impl State {
     /// Buffers for `context` positions and steps of up to `rows` rows.
     pub fn new(gpu: &Gpu, dimensions: &Dimensions, context: u32, rows: u32) -> Result<Self> {
         use crate::gpu::Usage::Io;
-        let step_bytes = size_of::<Step>() as u64;
-        let inputs = StepInputs {
-            step: gpu.buffer("step", step_bytes, Io)?.into(),
-            tokens: gpu.buffer("tokens", u64::from(rows) * 4, Io)?.into(),
+        let step = || Ok(Rc::new(gpu.buffer("step", size_of::<Step>() as u64, Io)?));
+        let tokens = Rc::new(gpu.buffer("tokens", u64::from(rows) * 4, Io)?);
+        let ropes = |rows| {
+            let tables = dimensions.ropes.iter().map(|rope| RopeTable::new(gpu, rope.clone(), rows));
+            tables.collect::<Result<Vec<_>>>()
         };
-        let ropes = dimensions.ropes.iter().map(|rope| RopeTable::new(gpu, rope.clone(), rows));
-        let caches = dimensions.cache_widths.iter().map(|&width| KvCache::new(gpu, context, width));
-        Ok(Self { inputs, ropes: ropes.collect::<Result<_>>()?, caches: caches.collect::<Result<_>>()? })
+        let caches = dimensions.caches.iter().map(|&spec| KvCache::new(gpu, spec, context, rows));
+        let table_rows = dimensions.row_table.as_ref().map(|table| {
+            let bytes = u64::from(rows) * table.stored.columns as u64 * 4;
+            gpu.buffer("table rows", bytes, Io).map(Rc::new)
+        });
+        Ok(Self {
+            inputs: StepInputs { step: step()?, tokens: tokens.clone() },
+            ropes: ropes(rows)?,
+            caches: caches.collect::<Result<_>>()?,
+            table_rows: table_rows.transpose()?,
+            last_row: LastRow { inputs: StepInputs { step: step()?, tokens }, ropes: ropes(1)? },
+            written: Cell::new(0),
+        })
     }
 }
 
@@ -67,12 +113,41 @@ impl State {
         gpu.write(&self.inputs.tokens, 0, bytemuck::cast_slice(&padded));
     }
 
+    /// Writes the rows of the table for the tokens of the next submission; see [`Dimensions::row_table`].
+    pub fn write_table_rows(&self, gpu: &Gpu, values: &[f32]) {
+        if let Some(buffer) = &self.table_rows {
+            gpu.write(buffer, 0, bytemuck::cast_slice(values));
+        }
+    }
+
     /// Writes `step` and the turns of a plan's `rows`, for the next submission.
     pub fn write_step(&self, gpu: &Gpu, step: &Step, rows: u32) {
-        gpu.write(&self.inputs.step, 0, bytemuck::bytes_of(step));
-        for rope in &self.ropes {
-            rope.write(gpu, step.position, rows);
+        let before = if step.position == 0 { 0 } else { self.written.get() };
+        self.written.set(before.max(step.position + step.rows));
+        write_step(gpu, &self.inputs, &self.ropes, step, rows);
+        if rows > 1 {
+            let position = step.position + step.rows.saturating_sub(1);
+            let last = Step { position, rows: 1, ..*step };
+            write_step(gpu, &self.last_row.inputs, &self.last_row.ropes, &last, 1);
         }
+    }
+
+    /// Whether the next step may begin at `position`, the positions before it being kept: whether every cache
+    /// still holds the keys that it sees.
+    ///
+    /// Caches of the whole context always do. The ring of a sliding layer holds its window and as many positions
+    /// more as a step has rows; what lies further back than these from the furthest position ever written since
+    /// the conversation's start is lost. Position 0 needs nothing.
+    pub fn can_roll_back_to(&self, position: u32) -> bool {
+        let written = self.written.get();
+        position == 0 || self.caches.iter().all(|cache| cache.reaches_back_from(position, written))
+    }
+}
+
+fn write_step(gpu: &Gpu, inputs: &StepInputs, ropes: &[RopeTable], step: &Step, rows: u32) {
+    gpu.write(&inputs.step, 0, bytemuck::bytes_of(step));
+    for rope in ropes {
+        rope.write(gpu, step.position, rows);
     }
 }
 
@@ -81,14 +156,16 @@ pub trait TextModel {
     /// What the engine must know.
     fn dimensions(&self) -> &Dimensions;
 
-    /// Records the layers over the step's tokens and returns the residual stream after the last.
-    fn forward(&self, plan: &mut PlanBuilder, state: &State) -> Residual;
+    /// Records the layers over the step's tokens and returns the residual stream after the last, of which
+    /// the rows `wanted` are right: where these are [`Rows::Last`], the stream may be of that row alone.
+    fn forward(&self, plan: &mut PlanBuilder, state: &State, wanted: Rows) -> Residual;
 
-    /// Records final norm and head: `[1, vocab_size]` logits of the step's last real row.
+    /// Records final norm and head: `[1, vocab_size]` logits of the step's last real row. `residual` is a stream
+    /// of which [`Rows::Last`] or all were wanted.
     fn logits(&self, plan: &mut PlanBuilder, state: &State, residual: &mut Residual) -> Value;
 
     /// Records final norm and head for every row: `[rows, vocab_size]`, before any soft-cap. For measuring a
-    /// model on a text.
+    /// model on a text; `residual` is a stream of which [`Rows::All`] were wanted.
     fn all_logits(&self, plan: &mut PlanBuilder, residual: &mut Residual) -> Value;
 }
 
@@ -111,8 +188,9 @@ fn declare_family(config: &Json, loader: &mut Loader<'_>) -> Result<Box<dyn Text
     match config.get("model_type").and_then(Json::as_str) {
         Some("llama" | "mistral") => Ok(Box::new(Llama::declare(config, loader)?)),
         Some("gemma3_text") => Ok(Box::new(Gemma3::declare(config, loader)?)),
+        Some("gemma4" | "gemma4_text") => Ok(Box::new(Gemma4::declare(config, loader)?)),
         other => Err(Error::new(Code::Unsupported, "load the model")
-            .expected("model_type llama, mistral or gemma3_text in config.json")
+            .expected("model_type llama, mistral, gemma3_text, gemma4 or gemma4_text in config.json")
             .got(other.map_or("none".to_owned(), |name| format!("{name:?}")))
             .remedy("Choose a checkpoint of one of these families.")),
     }

@@ -5,23 +5,55 @@ use std::rc::Rc;
 use super::{RmsNorm, RopeTable, StepInputs};
 use crate::error::Result;
 use crate::gpu::{Buffer, Gpu, Usage};
-use crate::kernels;
+use crate::kernels::{self, CacheFormat, CacheLayout, KeyValues};
 use crate::plan::{Operand, PlanBuilder, Value};
 
-/// Keys and values of past positions, each `[context, kv_heads · head_dim]`.
+/// What a cache of keys and values must hold. Layers that share one refer to the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheSpec {
+    /// Elements of one position's keys, and of its values: `kv_heads · head_dim`.
+    pub width: u32,
+    /// Keys that the layers see, the query's own included; None: all of the context.
+    pub window: Option<u32>,
+    /// How it stores elements.
+    pub format: CacheFormat,
+}
+
+impl CacheSpec {
+    /// The positions that it holds of a conversation of `context` positions, in steps of up to `rows`. With a
+    /// window it is a ring: a step appends its rows first, and the earliest row still sees its window.
+    fn slots(&self, context: u32, rows: u32) -> u32 {
+        self.window.map_or(context, |window| context.min(window.saturating_add(rows)))
+    }
+
+    /// Bytes of its keys and values.
+    pub fn bytes(&self, context: u32, rows: u32) -> u64 {
+        2 * u64::from(self.slots(context, rows)) * u64::from(self.width) * u64::from(self.format.bytes())
+    }
+}
+
+/// Keys and values of past positions.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     k: Rc<Buffer>,
     v: Rc<Buffer>,
-    context: u32,
+    layout: CacheLayout,
+    window: Option<u32>,
 }
 
 impl KvCache {
-    /// A cache of `context` positions of `width = kv_heads · head_dim` elements.
-    pub fn new(gpu: &Gpu, context: u32, width: u32) -> Result<Self> {
-        let bytes = u64::from(context) * u64::from(width) * 4;
+    /// A cache for a conversation of `context` positions, in steps of up to `rows`.
+    pub fn new(gpu: &Gpu, spec: CacheSpec, context: u32, rows: u32) -> Result<Self> {
+        let bytes = spec.bytes(context, rows) / 2;
         let buffer = |label| Ok(Rc::new(gpu.buffer(label, bytes, Usage::KvCache)?));
-        Ok(Self { k: buffer("k cache")?, v: buffer("v cache")?, context })
+        let layout = CacheLayout { slots: spec.slots(context, rows), format: spec.format };
+        Ok(Self { k: buffer("k cache")?, v: buffer("v cache")?, layout, window: spec.window })
+    }
+
+    /// Whether it holds every key that a query at `position` sees, after `written` positions.
+    pub fn reaches_back_from(&self, position: u32, written: u32) -> bool {
+        let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        first + self.layout.slots >= written
     }
 }
 
@@ -32,57 +64,88 @@ pub struct Attention {
     pub heads: u32,
     /// Key and value heads.
     pub kv_heads: u32,
-    /// Elements of a head.
+    /// Elements of a head, a multiple of 4 and at most 512.
     pub head_dim: u32,
     /// Multiplies the scores.
     pub scale: f32,
     /// Keys that a query sees, its own included.
     pub window: Option<u32>,
-    /// Norms of queries and keys over `head_dim`.
-    pub qk_norm: Option<[RmsNorm; 2]>,
+    /// The norm of queries over `head_dim`.
+    pub q_norm: Option<RmsNorm>,
+    /// The norm of keys over `head_dim`; not used where keys are shared.
+    pub k_norm: Option<RmsNorm>,
+    /// Epsilon of the norm of values over `head_dim`, which has no weight; not used where values are shared.
+    pub v_norm: Option<f32>,
+    /// Where keys and values come from.
+    pub key_values: KeyValues,
 }
 
 impl Attention {
-    /// `[rows, heads·head_dim]` from `qkv [rows, (heads + 2·kv_heads)·head_dim]`; keys and values are
-    /// appended to `cache`.
+    /// `[rows, heads·head_dim]` from `projected`, which holds `[q | k | v]`, `[q | k]` or `[q]` as
+    /// `key_values` says. Keys and values are appended to `cache`, or where they are shared only read there:
+    /// then the cache is that of the layer which appended them earlier in the plan.
     pub fn forward(
         &self,
         plan: &mut PlanBuilder,
         inputs: &StepInputs,
-        qkv: Value,
+        projected: Value,
         rope: &RopeTable,
         cache: &KvCache,
     ) -> Value {
-        let Self { heads, kv_heads, head_dim, scale, window, .. } = *self;
-        let (m, context, subgroup_min) = (qkv.rows, cache.context, plan.subgroup_min());
-        let step = Operand::whole(&inputs.step);
-        let caches = [Operand::whole(&cache.k), Operand::whole(&cache.v)];
-
-        let q = plan.value("q", m, heads * head_dim);
-        let qk_norm = self.qk_norm.as_ref().map(|[q_norm, _]| q_norm.kernel);
-        let append = kernels::RopeAppend { m, heads, kv_heads, head_dim, context, qk_norm, subgroup_min };
-        let mut operands = vec![step.clone(), qkv.into(), Operand::whole(&rope.buffer)];
-        operands.extend(self.qk_norm.iter().flatten().map(|norm| Operand::whole(&norm.weight)));
-        operands.push(q.into());
-        operands.extend(caches.clone());
-        plan.op(append, operands);
-
-        let out = plan.value("attention", m, heads * head_dim);
-        let attention = kernels::Attention {
-            m,
-            heads,
-            kv_heads,
-            head_dim,
-            context,
-            scale,
+        let q = self.rope_append(plan, inputs, projected, rope, cache);
+        let out = plan.value("attention", q.rows, q.columns);
+        let kernel = kernels::Attention {
+            m: q.rows,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            cache: cache.layout,
+            scale: self.scale,
             causal: true,
-            window,
-            subgroup_min,
+            window: self.window,
+            subgroup_min: plan.subgroup_min(),
         };
-        let mut operands = vec![step, q.into()];
+        let caches = [Operand::whole(&cache.k), Operand::whole(&cache.v)];
+        let mut operands = vec![Operand::whole(&inputs.step), q.into()];
         operands.extend(caches);
         operands.push(out.into());
-        plan.op(attention, operands);
+        plan.op(kernel, operands);
         out
+    }
+
+    /// Queries `[rows, heads·head_dim]` behind norm and rotation; keys and values are appended.
+    fn rope_append(
+        &self,
+        plan: &mut PlanBuilder,
+        inputs: &StepInputs,
+        projected: Value,
+        rope: &RopeTable,
+        cache: &KvCache,
+    ) -> Value {
+        let projection = self.projection();
+        let q = plan.value("q", projected.rows, self.heads * self.head_dim);
+        let mut operands = Vec::from_iter(projection.appends().then(|| Operand::whole(&inputs.step)));
+        operands.extend([projected.into(), Operand::whole(&rope.buffer)]);
+        let k_norm = self.k_norm.as_ref().filter(|_| projection.appends());
+        operands.extend(self.q_norm.iter().chain(k_norm).map(|norm| Operand::whole(&norm.weight)));
+        operands.push(q.into());
+        if projection.appends() {
+            operands.extend([Operand::whole(&cache.k), Operand::whole(&cache.v)]);
+        }
+        let (m, cache, subgroup_min) = (projected.rows, cache.layout, plan.subgroup_min());
+        plan.op(kernels::RopeAppend { projection, m, cache, subgroup_min }, operands);
+        q
+    }
+
+    fn projection(&self) -> kernels::Projection {
+        kernels::Projection {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            key_values: self.key_values,
+            q_norm: self.q_norm.as_ref().map(|norm| norm.kernel),
+            k_norm: self.k_norm.as_ref().map(|norm| norm.kernel),
+            v_norm: self.v_norm,
+        }
     }
 }

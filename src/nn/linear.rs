@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::{Residual, RmsNorm, StepInputs, Weight};
-use crate::kernels::{Activation, Gemv, Input, Matmul, Output};
+use crate::kernels::{Activation, GatedAct, Gemv, Input, Matmul, Output};
 use crate::plan::{Operand, PlanBuilder, Value};
 
 /// `y = W x`, where `W` may be several matrices of the checkpoint stacked by rows.
@@ -49,11 +49,11 @@ impl Linear {
 
     /// `y = W · rms_norm(residual)`; a pending update of the residual is applied on the way.
     pub fn forward_norm(&self, plan: &mut PlanBuilder, residual: &mut Residual, norm: &RmsNorm) -> Value {
-        if !plan.fuses() {
+        if !plan.fuses(residual.value().rows) {
             let x = residual.normed(plan, norm);
             return self.forward(plan, x);
         }
-        let source = residual.source(plan, norm, true);
+        let source = residual.source(plan, Some(norm), true);
         let y = plan.value("linear", 1, self.columns_out());
         self.gemv_parts(plan, &source, y);
         y
@@ -61,7 +61,7 @@ impl Linear {
 
     /// `residual + W x`, or nothing where the plan does not fuse.
     pub(super) fn forward_add(&self, plan: &mut PlanBuilder, x: Value, residual: Value) -> Option<Value> {
-        if !plan.fuses() {
+        if !plan.fuses(x.rows) {
             return None;
         }
         let y = plan.value("residual", 1, self.columns_out());
@@ -87,9 +87,9 @@ impl Linear {
         norm: &RmsNorm,
         softcap: Option<f32>,
     ) -> Value {
-        let source = residual.source(plan, norm, false);
+        let last_row = residual.value().rows > 1;
+        let source = residual.source(plan, Some(norm), false);
         let y = plan.value("logits", 1, self.columns_out());
-        let last_row = plan.rows() > 1;
         for shard in self.weight.shards() {
             let output = softcap.map_or(Output::Plain, Output::Softcap);
             let kernel = Gemv { last_row, ..self.gemv(plan, shard.rows.len() as u32, source.input, output) };
@@ -119,6 +119,40 @@ impl Linear {
             operands.extend(source.updated.filter(|_| index == 0).map(Operand::Value));
             plan.op(self.gemv(plan, shard.rows.len() as u32, input, output), operands);
         }
+        y
+    }
+
+    /// `y [rows, out] = activation(W · residual) · up`, where the residual is not normed and `up` is of the
+    /// same shape as `y`; a pending update of the residual is applied on the way.
+    pub(super) fn forward_gated_by(
+        &self,
+        plan: &mut PlanBuilder,
+        residual: &mut Residual,
+        up: Operand,
+        activation: Activation,
+    ) -> Value {
+        if !plan.fuses(residual.value().rows) {
+            let x = residual.settled(plan);
+            let gate = self.forward(plan, x);
+            let y = plan.value("gated", gate.rows, gate.columns);
+            let kernel = GatedAct { activation, m: y.rows, columns: y.columns, is_apart: true };
+            plan.op(kernel, vec![gate.into(), up, y.into()]);
+            return y;
+        }
+        let source = residual.source(plan, None, true);
+        let y = plan.value("gated", 1, self.columns_out());
+        let [shard] = self.weight.shards() else {
+            let gate = plan.value("linear", 1, self.columns_out());
+            self.gemv_parts(plan, &source, gate);
+            let kernel = GatedAct { activation, m: 1, columns: y.columns, is_apart: true };
+            plan.op(kernel, vec![gate.into(), up, y.into()]);
+            return y;
+        };
+        let mut operands = self.weight.operands(shard);
+        operands.extend(source.operands);
+        operands.extend([up, y.into()]);
+        operands.extend(source.updated.map(Operand::Value));
+        plan.op(self.gemv(plan, y.columns, source.input, Output::GatedBy(activation)), operands);
         y
     }
 

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 
-use half::f16;
+use half::{bf16, f16};
 
 use super::{RmsNorm, Weight};
 use crate::checkpoint::{
@@ -17,7 +17,7 @@ use crate::checkpoint::{
 };
 use crate::error::{Code, Error, Result};
 use crate::gpu::{Buffer, Gpu, Usage};
-use crate::kernels::{Gemv, NormKernel};
+use crate::kernels::{CacheFormat, Gemv, NormKernel};
 
 /// How the caller wants weight matrices to be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,8 +115,8 @@ enum Source {
     Codes(Rc<Rows>),
     /// Scales (plane 1) or biases (plane 2) alone.
     Halves(Rc<Rows>, usize),
-    /// A norm's weight.
-    Vector(TensorInfo, Rc<Buffer>),
+    /// A norm's weight or another vector, and the byte of the buffer where it begins.
+    Vector(TensorInfo, Rc<Buffer>, u64),
 }
 
 impl Source {
@@ -130,7 +130,7 @@ impl Source {
             Source::Rows(rows) => of_planes(rows, 0..rows.layout.planes.len()),
             Source::Codes(rows) => of_planes(rows, 0..1),
             Source::Halves(rows, plane) => of_planes(rows, *plane..plane + 1),
-            Source::Vector(tensor, _) => vec![(tensor.file, tensor.bytes.clone())],
+            Source::Vector(tensor, ..) => vec![(tensor.file, tensor.bytes.clone())],
         }
     }
 
@@ -166,6 +166,12 @@ impl<'a> Loader<'a> {
         Self { gpu, checkpoint, dtype, sources: Vec::new(), claimed: BTreeSet::new(), missing: Vec::new() }
     }
 
+    /// How keys and values are stored beside these weights: exactly beside exact ones, else as halves, which
+    /// cost less than rounding the weights does.
+    pub fn cache_format(&self) -> CacheFormat {
+        if self.dtype == WeightDtype::F32 { CacheFormat::F32 } else { CacheFormat::F16 }
+    }
+
     /// Whether the checkpoint has a tensor of this name.
     pub fn has(&self, name: &str) -> bool {
         self.checkpoint.find(name).is_some()
@@ -182,7 +188,7 @@ impl<'a> Loader<'a> {
         let mut first_row = 0;
         let places = tensors.iter().map(|(name, rows)| {
             first_row += rows;
-            (name.as_str(), *rows, 0, first_row - rows)
+            (name.as_str(), vec![*rows, columns], 0, first_row - rows)
         });
         self.matrix(&places.collect::<Vec<_>>(), [1, rows, columns], precision)
     }
@@ -195,24 +201,47 @@ impl<'a> Loader<'a> {
         columns: u32,
         precision: Precision,
     ) -> Result<Rc<Weight>> {
-        let places: Vec<_> = (0..).zip(names).map(|(part, name)| (name.as_str(), rows, part, 0)).collect();
+        let places = (0..).zip(names).map(|(part, name)| (name.as_str(), vec![rows, columns], part, 0));
+        let places: Vec<_> = places.collect();
         self.matrix(&places, [names.len() as u32, rows, columns], precision)
     }
 
-    /// `places` are (name, rows, part, first row in the part).
+    /// The matrices of several experts, a tensor `[experts, rows, columns]`, below each other.
+    pub fn experts(&mut self, name: &str, [experts, rows, columns]: [u32; 3]) -> Result<Rc<Weight>> {
+        let place = (name, vec![experts, rows, columns], 0, 0);
+        self.matrix(&[place], [1, experts * rows, columns], Precision::Normal)
+    }
+
+    /// A table `[rows, columns]` that is not put on the GPU: where its rows lie, for a [`super::RowTable`].
+    pub fn table(&mut self, name: &str, rows: u32, columns: u32) -> Result<RowLayout> {
+        self.layout(name, &[rows, columns])
+    }
+
+    /// `value` as the type holds it in which the numbers of the matrix `name` are stored.
+    pub fn rounded(&self, name: &str, value: f32) -> f32 {
+        let scales =
+            name.strip_suffix(".weight").and_then(|base| self.checkpoint.find(&format!("{base}.scales")));
+        match scales.or(self.checkpoint.find(name)).map(|tensor| tensor.dtype) {
+            Some(Dtype::F16) => f16::from_f32(value).to_f32(),
+            Some(Dtype::BF16) => bf16::from_f32(value).to_f32(),
+            _ => value,
+        }
+    }
+
+    /// `places` are (name, shape, part, first row in the part).
     fn matrix(
         &mut self,
-        places: &[(&str, u32, u32, u32)],
+        places: &[(&str, Vec<u32>, u32, u32)],
         [parts, rows, columns]: [u32; 3],
         precision: Precision,
     ) -> Result<Rc<Weight>> {
         let layouts: Vec<RowLayout> =
-            places.iter().map(|(name, rows, ..)| self.layout(name, *rows, columns)).collect::<Result<_>>()?;
+            places.iter().map(|(name, shape, ..)| self.layout(name, shape)).collect::<Result<_>>()?;
         let formats = layouts.iter().map(|layout| layout.stored.encoding.format());
         let kept = formats.reduce(common).unwrap_or(WeightFormat::F32);
         let format = self.dtype.format(kept, columns, precision);
         let weight = Rc::new(Weight::new(self.gpu, places[0].0, format, parts, rows, columns)?);
-        for (layout, &(.., part, first_row)) in layouts.into_iter().zip(places) {
+        for (layout, &(_, _, part, first_row)) in layouts.into_iter().zip(places) {
             let encoder = RowEncoder::new(layout.stored.clone(), format)?;
             let halves = RefCell::default();
             let rows = Rc::new(Rows { layout, encoder, weight: weight.clone(), part, first_row, halves });
@@ -228,21 +257,50 @@ impl<'a> Loader<'a> {
 
     /// An RMSNorm whose weight has `columns` elements.
     pub fn norm(&mut self, name: String, columns: u32, kernel: NormKernel) -> Result<RmsNorm> {
-        let weight = Rc::new(self.gpu.buffer(&name, u64::from(columns) * 4, Usage::Weights)?);
-        if self.claim(&name) {
-            let tensor = self.checkpoint.vector(&name, columns as usize)?;
-            self.sources.push(Source::Vector(tensor.clone(), weight.clone()));
+        let weight = self.vector(&name, columns)?;
+        Ok(RmsNorm { kernel, weight, scales_residual: false })
+    }
+
+    /// An RMSNorm of a residual's update, after which the residual is multiplied by the tensor `factor [1]`.
+    pub fn scaled_norm(
+        &mut self,
+        name: String,
+        factor: &str,
+        columns: u32,
+        kernel: NormKernel,
+    ) -> Result<RmsNorm> {
+        let bytes = u64::from(columns) * 4;
+        // The factor is followed by three elements that nobody reads: kernels read four at a time.
+        let weight = Rc::new(self.gpu.buffer(&name, bytes + 16, Usage::Weights)?);
+        self.vector_into(&name, columns, &weight, 0)?;
+        self.vector_into(factor, 1, &weight, bytes)?;
+        Ok(RmsNorm { kernel, weight, scales_residual: true })
+    }
+
+    /// A vector of `columns` elements, in f32.
+    pub fn vector(&mut self, name: &str, columns: u32) -> Result<Rc<Buffer>> {
+        let buffer = Rc::new(self.gpu.buffer(name, u64::from(columns) * 4, Usage::Weights)?);
+        self.vector_into(name, columns, &buffer, 0)?;
+        Ok(buffer)
+    }
+
+    /// A vector of `columns` elements to `buffer`, from byte `offset` on.
+    fn vector_into(&mut self, name: &str, columns: u32, buffer: &Rc<Buffer>, offset: u64) -> Result<()> {
+        if self.claim(name) {
+            let tensor = self.checkpoint.vector(name, columns as usize)?;
+            self.sources.push(Source::Vector(tensor.clone(), buffer.clone(), offset));
         }
-        Ok(RmsNorm { kernel, weight })
+        Ok(())
     }
 
     /// How the matrix is stored. What is missing has a layout too, without planes, so that the declaration goes
     /// on and [`Loader::complete`] can name everything that is missing.
-    fn layout(&mut self, name: &str, rows: u32, columns: u32) -> Result<RowLayout> {
+    fn layout(&mut self, name: &str, shape: &[u32]) -> Result<RowLayout> {
+        let shape: Vec<usize> = shape.iter().map(|&size| size as usize).collect();
         if self.claim(name) {
-            return self.checkpoint.row_layout(name, &[rows as usize, columns as usize]);
+            return self.checkpoint.row_layout(name, &shape);
         }
-        let stored = StoredRows::floats(name, Dtype::F32, columns as usize);
+        let stored = StoredRows::floats(name, Dtype::F32, shape.last().copied().unwrap_or(1));
         Ok(RowLayout { stored, rows: 0, planes: Vec::new() })
     }
 
@@ -308,13 +366,14 @@ impl<'a> Loader<'a> {
     pub async fn run(mut self, check: &dyn Fn() -> Result<()>) -> Result<()> {
         self.complete()?;
         self.sources.sort_by_cached_key(Source::position);
+        self.checkpoint.will_read(&self.ranges())?;
         for source in &self.sources {
             check()?;
             match source {
-                Source::Vector(tensor, buffer) => {
+                Source::Vector(tensor, buffer, offset) => {
                     let bytes = self.checkpoint.read(&tensor.name).await?;
                     let values = to_f32(&tensor.name, tensor.dtype, &bytes)?;
-                    self.gpu.write(buffer, 0, bytemuck::cast_slice(&values));
+                    self.gpu.write(buffer, *offset, bytemuck::cast_slice(&values));
                 }
                 Source::Rows(rows) => self.rows(rows, check).await?,
                 Source::Codes(rows) => self.codes(rows, check).await?,

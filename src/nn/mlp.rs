@@ -16,13 +16,13 @@ pub struct GatedMlp {
 impl GatedMlp {
     /// `[rows, intermediate]` from `rms_norm(residual)`.
     pub fn forward_norm(&self, plan: &mut PlanBuilder, residual: &mut Residual, norm: &RmsNorm) -> Value {
-        if plan.fuses() {
-            let source = residual.source(plan, norm, true);
+        if plan.fuses(residual.value().rows) {
+            let source = residual.source(plan, Some(norm), true);
             return self.gate_up.gemv_gated(plan, &source, self.activation);
         }
         let gate_up = self.gate_up.forward_norm(plan, residual, norm);
         let y = plan.value("gated", gate_up.rows, gate_up.columns / 2);
-        let kernel = GatedAct { activation: self.activation, m: y.rows, columns: y.columns };
+        let kernel = GatedAct { activation: self.activation, m: y.rows, columns: y.columns, is_apart: false };
         plan.op(kernel, vec![gate_up.into(), y.into()]);
         y
     }

@@ -6,27 +6,34 @@
 
 mod attention;
 mod embedding;
+mod experts;
 mod linear;
 mod loader;
 mod mlp;
+mod per_layer;
 mod residual;
 mod rope;
+mod row_table;
 mod sampler;
 mod weight;
 
 use std::rc::Rc;
 
-pub use attention::{Attention, KvCache};
+pub use attention::{Attention, CacheSpec, KvCache};
 pub use embedding::Embedding;
+pub use experts::Experts;
 pub use linear::Linear;
 pub use loader::{Loader, Precision, WeightDtype};
 pub use mlp::GatedMlp;
+pub use per_layer::{PerLayerBlock, PerLayerInputs, PerLayerValues};
 pub use residual::{Residual, RmsNorm};
 pub use rope::{Rope, RopeTable};
+pub use row_table::{RowStats, RowTable};
 pub use sampler::Sampler;
 pub use weight::Weight;
 
 use crate::gpu::Buffer;
+pub use crate::kernels::{CacheFormat, KeyValues};
 
 /// What every step of a plan reads: written before each submission.
 #[derive(Clone, Debug)]

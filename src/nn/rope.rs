@@ -20,6 +20,14 @@ impl Rope {
         Self { frequencies: frequencies.collect() }
     }
 
+    /// `f_i = theta^(−2i/head_dim) / factor` for the first `partial_factor` of the pairs; the others do not turn.
+    pub fn proportional(theta: f64, head_dim: u32, partial_factor: f64, factor: f32) -> Self {
+        let mut rope = Self::new(theta, head_dim).scaled_linear(factor);
+        let turning = (partial_factor * f64::from(head_dim) / 2.0) as usize;
+        rope.frequencies.iter_mut().skip(turning).for_each(|frequency| *frequency = 0.0);
+        rope
+    }
+
     /// Every frequency divided by `factor`.
     pub fn scaled_linear(mut self, factor: f32) -> Self {
         self.frequencies.iter_mut().for_each(|frequency| *frequency /= factor);
@@ -91,6 +99,15 @@ mod tests {
         assert_eq!(rope.clone().scaled_linear(8.0).frequencies, [0.125, 0.00125]);
         let turns = rope.turns(3, 1);
         assert!((turns[0][0] - 3f32.cos()).abs() < 1e-6 && (turns[1][1] - 0.03f32.sin()).abs() < 1e-6);
+    }
+
+    #[test]
+    fn proportional_turns_the_first_pairs_at_the_frequencies_of_the_whole_head() {
+        let rope = Rope::proportional(1e6, 512, 0.25, 2.0);
+        assert_eq!(rope.frequencies.len(), 256);
+        assert_eq!(rope.frequencies[1], (1e6f64.powf(-2.0 / 512.0) as f32) / 2.0);
+        assert!(rope.frequencies[63] > 0.0);
+        assert!(rope.frequencies[64..].iter().all(|&frequency| frequency == 0.0));
     }
 
     #[test]

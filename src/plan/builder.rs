@@ -115,9 +115,9 @@ impl PlanBuilder {
         self.rows
     }
 
-    /// Whether layers should record the fused kernels of a single token.
-    pub fn fuses(&self) -> bool {
-        self.fused && self.rows == 1
+    /// Whether layers should record the fused kernels of a single token over values of `rows` rows.
+    pub fn fuses(&self, rows: u32) -> bool {
+        self.fused && rows == 1
     }
 
     /// The smallest subgroup, where kernels may use subgroups.

@@ -92,9 +92,10 @@ impl StopSequences {
         Passed { text: std::mem::replace(&mut self.held, rest), stopped_by: None }
     }
 
-    /// Ends the text and gives what was held back.
-    pub fn finish(self) -> String {
-        self.held
+    /// Gives what was held back: the text goes on elsewhere, and no sequence reaches across.
+    pub fn release(&mut self) -> String {
+        self.stops.iter_mut().for_each(|stop| stop.matched = 0);
+        std::mem::take(&mut self.held)
     }
 
     /// Takes one byte; the longest of the sequences that are complete with it.
@@ -138,7 +139,16 @@ mod tests {
         assert_eq!(stops.push("x<"), passed("<ex"));
         assert_eq!(stops.push("/s>tail"), Passed { text: String::new(), stopped_by: Some(0) });
         assert_eq!(stops.push("more"), Passed::default());
-        assert_eq!(stops.finish(), "");
+        assert_eq!(stops.release(), "");
+    }
+
+    #[test]
+    fn no_sequence_reaches_across_a_release() {
+        let mut stops = StopSequences::new(["abc"]).unwrap();
+        assert_eq!(stops.push("xab"), Passed { text: "x".into(), stopped_by: None });
+        assert_eq!(stops.release(), "ab");
+        assert_eq!(stops.push("cab"), Passed { text: "c".into(), stopped_by: None });
+        assert_eq!(stops.push("c").stopped_by, Some(0));
     }
 
     #[test]
@@ -160,7 +170,7 @@ mod tests {
                 text.push_str(&passed.text);
                 stopped_by = stopped_by.or(passed.stopped_by);
             }
-            text.push_str(&watched.finish());
+            text.push_str(&watched.release());
             prop_assert_eq!((text, stopped_by), naive(&stops, &pieces.concat()));
         }
     }

@@ -105,12 +105,52 @@ TALKS = {
     "odd": [{"role": "wizard", "content": "x"}],
 }
 
+TALKS |= {
+    "call": [
+        system("Be brief."), user("Weather?"),
+        {"role": "assistant", "content": "", "reasoning": "I need\nthe weather.", "tool_calls": [
+            {"type": "function", "function": {"name": "weather", "arguments": {
+                "days": 2, "city": "Köln", "now": True, "at": [50.9, {"b": "x", "a": None}], "scale": -1.5}}},
+            {"type": "function", "function": {"name": "time", "arguments": {}}}]},
+        {"role": "tool", "name": "weather", "content": {"sky": "clear", "t": [1.5, -2]}},
+        {"role": "tool", "name": "time", "content": "noon"},
+    ],
+    "called": [
+        user("Weather?"),
+        {"role": "assistant", "content": "Let me see.", "reasoning": "old", "tool_calls": [
+            {"type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}]},
+        {"role": "tool", "name": "weather", "content": {"sky": "clear"}},
+        assistant("It is <|channel>thought\nhm<channel|>clear.\n"),
+        user("And tomorrow?"),
+    ],
+    "media": [user([{"type": "text", "text": "Compare"}, {"type": "image"}, {"type": "audio"}])],
+}
+
+LIGHTS = {
+    "type": "function",
+    "function": {
+        "name": "lights",
+        "description": "Switches lights",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "rooms": {"type": "array", "items": {"type": "string", "enum": ["hall", "attic"]}, "description": "Where"},
+                "level": {"type": "number"},
+            },
+            "required": ["rooms", "level"],
+        },
+    },
+}
+
 CASES = [
     ("chatml", ["one", "trim", "unicode", "specials"], {}),
     ("llama3", ["one", "trim", "unicode", "specials", "tool"], {}),
     ("llama3", ["one", "tool"], {"tools": [WEATHER, WEATHER]}),
     ("llama3", ["one"], {"date_string": "1 Jan 1970"}),
     ("gemma", ["one", "trim", "unicode", "specials", "parts", "wrong"], {}),
+    ("gemma4", ["one", "trim", "unicode", "specials", "call", "called", "media"], {}),
+    ("gemma4", ["one", "call"], {"tools": [WEATHER, LIGHTS], "enable_thinking": True}),
+    ("gemma4", ["trim", "called"], {"enable_thinking": False}),
     ("mistral", ["one", "trim", "unicode", "odd"], {}),
     ("mistral", ["trim"], {"tools": [WEATHER]}),
     ("reasoning", ["one", "trim", "thoughts"], {}),

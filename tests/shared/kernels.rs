@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use half::f16;
 use jird::checkpoint::{Dtype, EncodedRows, RowEncoder, StoredRows, WeightFormat, decode_rows};
 use jird::gpu::{Gpu, GpuOptions, Usage};
 use jird::kernels::*;
@@ -135,20 +136,31 @@ fn columns(format: WeightFormat) -> Vec<u32> {
     columns
 }
 
-/// Every odd count for one float and one affine format, two for the others: each shape is a shader to compile.
-fn rows(format: WeightFormat) -> &'static [u32] {
+/// Whether every shape is tested with every format: each pair is a shader to compile, which takes browsers minutes.
+fn thorough() -> bool {
+    cfg!(not(target_arch = "wasm32")) || option_env!("JIRD_FULL").is_some()
+}
+
+/// Odd counts of rows.
+const ROWS: [u32; 6] = [1, 3, 63, 64, 65, 129];
+
+/// Every count for one float and one affine format, and two for the others in turn.
+fn rows(format: WeightFormat) -> Vec<u32> {
     if format == WeightFormat::F32 || format == FORMATS[4] {
-        &[1, 3, 63, 64, 65, 129, 2050]
-    } else {
-        &[3, 65]
+        return [&ROWS[..], &[2050]].concat();
     }
+    if thorough() {
+        return ROWS.to_vec();
+    }
+    let turn = FORMATS.iter().position(|other| *other == format).unwrap_or(0);
+    vec![ROWS[turn % ROWS.len()], ROWS[(turn + 3) % ROWS.len()]]
 }
 
 pub async fn gemv(rig: &mut Rig) {
     let noise = &mut Noise::new(1);
     for format in FORMATS {
         for columns in columns(format) {
-            for &rows in rows(format) {
+            for rows in rows(format) {
                 check_gemv(rig, noise, format, rows, columns, Input::Plain, Output::Plain).await;
             }
         }
@@ -242,7 +254,8 @@ pub async fn matmul(rig: &mut Rig) {
     for format in FORMATS {
         let shapes =
             [(3, 63, 3), (17, 65, 1), (65, 129, 2), (1, 1, 1), (16, 64, 1), (64, 3, 3), (129, 65, 2)];
-        for (m, rows, columns) in shapes.into_iter().take(if format == WeightFormat::F32 { 7 } else { 3 }) {
+        let count = if format == WeightFormat::F32 || thorough() { shapes.len() } else { 3 };
+        for (m, rows, columns) in shapes.into_iter().take(count) {
             let columns = columns * Gemv::column_multiple(format);
             let (mut args, dense) = weight(noise, format, rows, columns);
             let kernel = Matmul { format, m, rows, columns, y_stride: rows };
@@ -327,46 +340,105 @@ pub async fn gated_act(rig: &mut Rig) {
     }
 }
 
+/// Every source of keys and values with every combination of norms, over the head shapes of real models.
+pub fn projections() -> Vec<Projection> {
+    let shapes = [(4, 2, 16), (9, 3, 64), (8, 1, 256), (1, 1, 36), (8, 1, 512)];
+    let norms = [
+        (None, None, None),
+        (Some(NORM), Some(NORM), Some(1e-6)),
+        (Some(GEMMA_NORM), Some(GEMMA_NORM), None),
+    ];
+    let sources = [KeyValues::Projected, KeyValues::KeysAsValues, KeyValues::Shared];
+    let mut projections = Vec::new();
+    for (heads, kv_heads, head_dim) in shapes {
+        for (q_norm, k_norm, v_norm) in norms {
+            for key_values in sources {
+                projections.push(Projection {
+                    heads,
+                    kv_heads,
+                    head_dim,
+                    key_values,
+                    q_norm,
+                    k_norm,
+                    v_norm,
+                });
+            }
+        }
+    }
+    projections
+}
+
+/// Turns by any angle, `[rows, head_dim/2]` of (cos, sin).
+fn turns(noise: &mut Noise, rows: u32, head_dim: u32) -> Vec<[f32; 2]> {
+    let mut turn = || {
+        let angle = noise.value() * 3.0;
+        [angle.cos(), angle.sin()]
+    };
+    (0..rows * head_dim / 2).map(|_| turn()).collect()
+}
+
+/// Both formats of a cache.
+const CACHE_FORMATS: [CacheFormat; 2] = [CacheFormat::F32, CacheFormat::F16];
+
+/// A cache's elements as the words that hold them.
+fn cached(values: &[f32], format: CacheFormat) -> Vec<f32> {
+    match format {
+        CacheFormat::F32 => values.to_vec(),
+        CacheFormat::F16 => {
+            let halves: Vec<f16> = values.iter().map(|&value| f16::from_f32(value)).collect();
+            bytemuck::pod_collect_to_vec(&halves)
+        }
+    }
+}
+
+/// The elements of a cache of which `words` were read.
+fn uncached(words: &[f32], format: CacheFormat) -> Vec<f32> {
+    match format {
+        CacheFormat::F32 => words.to_vec(),
+        CacheFormat::F16 => {
+            let halves: Vec<f16> = bytemuck::pod_collect_to_vec(words);
+            halves.into_iter().map(f16::to_f32).collect()
+        }
+    }
+}
+
+/// Random elements as a cache of `format` holds them.
+fn cache_values(noise: &mut Noise, count: u32, format: CacheFormat) -> Vec<f32> {
+    noise.values(count as usize).into_iter().map(|value| format.rounded(value)).collect()
+}
+
 pub async fn rope_append(rig: &mut Rig) {
     let noise = &mut Noise::new(6);
-    for (heads, kv_heads, head_dim) in [(4, 2, 16), (9, 3, 64), (4, 1, 256), (1, 1, 36)] {
-        for qk_norm in [None, Some(NORM), Some(GEMMA_NORM)] {
-            let (m, context) = (3, 9);
-            let kernel = RopeAppend {
-                m,
-                heads,
-                kv_heads,
-                head_dim,
-                context,
-                qk_norm,
-                subgroup_min: rig.subgroup_min(),
-            };
-            let step = Step { position: 5, rows: 2, ..Step::default() };
-            let qkv = noise.values((m * (heads + 2 * kv_heads) * head_dim) as usize);
-            let rope: Vec<[f32; 2]> = (0..m * head_dim / 2)
-                .map(|_| {
-                    let angle = noise.value() * 3.0;
-                    [angle.cos(), angle.sin()]
-                })
-                .collect();
-            let norms = [noise.values(head_dim as usize), noise.values(head_dim as usize)];
-            let cache = (context * kv_heads * head_dim) as usize;
-            let mut caches = [vec![5.0; cache], vec![6.0; cache]];
-            let mut args = vec![read(&[step]), read(&qkv), read(&rope)];
-            if qk_norm.is_some() {
-                args.extend(norms.iter().map(|norm| read(norm)));
-            }
-            args.extend([
-                output(m * heads * head_dim),
-                Arg::Write(caches[0].clone()),
-                Arg::Write(caches[1].clone()),
-            ]);
-            let outputs = rig.run(&kernel, args).await;
-            let [k_cache, v_cache] = &mut caches;
-            let q = kernel.cpu(&step, &qkv, &rope, [&norms[0], &norms[1]], [k_cache, v_cache]);
-            assert_close(&kernel, &outputs[0], &q, 1e-5);
-            assert_close(&kernel, &outputs[1], &caches[0], 1e-5);
-            assert_close(&kernel, &outputs[2], &caches[1], 0.0);
+    for (index, projection) in projections().into_iter().enumerate() {
+        let Projection { heads, kv_heads, head_dim, .. } = projection;
+        let (m, format) = (3, CACHE_FORMATS[index % 2]);
+        let cache = CacheLayout { slots: 9, format };
+        let kernel = RopeAppend { projection, m, cache, subgroup_min: rig.subgroup_min() };
+        // The second row begins the ring anew.
+        let step = Step { position: 17, rows: 2, ..Step::default() };
+        let projected = noise.values((m * projection.projected() * head_dim) as usize);
+        let rope = turns(noise, m, head_dim);
+        let norms = [noise.values(head_dim as usize), noise.values(head_dim as usize)];
+        let elements = (cache.slots * kv_heads * head_dim) as usize;
+        let mut caches = [vec![5.0; elements], vec![6.0; elements]];
+
+        let appends = projection.appends();
+        let mut args = Vec::from_iter(appends.then(|| read(&[step])));
+        args.extend([read(&projected), read(&rope)]);
+        args.extend(projection.q_norm.map(|_| read(&norms[0])));
+        args.extend(projection.k_norm.filter(|_| appends).map(|_| read(&norms[1])));
+        args.push(output(m * heads * head_dim));
+        if appends {
+            args.extend(caches.iter().map(|values| Arg::Write(cached(values, format))));
+        }
+        let outputs = rig.run(&kernel, args).await;
+        let [k_cache, v_cache] = &mut caches;
+        let q = kernel.cpu(&step, &projected, &rope, [&norms[0], &norms[1]], [k_cache, v_cache]);
+        assert_close(&kernel, &outputs[0], &q, 1e-5);
+        for (got, twin) in outputs[1..].iter().zip(&caches) {
+            // Where twin and kernel round to neighbouring halves.
+            let tolerance = if format == CacheFormat::F16 { 1e-3 } else { 1e-5 };
+            assert_close(&kernel, &uncached(got, format), twin, tolerance);
         }
     }
 }
@@ -381,12 +453,16 @@ pub async fn attention(rig: &mut Rig) {
             // Every mask meets every step and every head shape; all combinations would be 120 shaders.
             let chosen = [(shape + index) % masks.len(), (shape + index + 1) % masks.len()];
             for (causal, window) in chosen.map(|mask| masks[mask]) {
+                // With a window the cache is a ring with room for it and the step.
+                let slots = window.map_or(320, |window: u32| window + m);
+                let slots = if causal { slots } else { 320 };
+                let cache = CacheLayout { slots, format: CACHE_FORMATS[(shape + index) % 2] };
                 let kernel = Attention {
                     m,
                     heads,
                     kv_heads,
                     head_dim,
-                    context: 320,
+                    cache,
                     scale: 2.0 / (head_dim as f32).sqrt(),
                     causal,
                     window,
@@ -394,10 +470,13 @@ pub async fn attention(rig: &mut Rig) {
                 };
                 let step = Step { position, rows, ..Step::default() };
                 let q = noise.values((m * heads * head_dim) as usize);
-                let k = noise.values((320 * kv_heads * head_dim) as usize);
-                let v = noise.values((320 * kv_heads * head_dim) as usize);
+                let k = cache_values(noise, slots * kv_heads * head_dim, cache.format);
+                let v = cache_values(noise, slots * kv_heads * head_dim, cache.format);
                 let real = (rows * heads * head_dim) as usize;
-                let args = vec![read(&[step]), read(&q), read(&k), read(&v), output(m * heads * head_dim)];
+                let caches = [&k, &v].map(|values| read(&cached(values, cache.format)));
+                let mut args = vec![read(&[step]), read(&q)];
+                args.extend(caches);
+                args.push(output(m * heads * head_dim));
                 let outputs = rig.run(&kernel, args).await;
                 assert_close(&kernel, &outputs[0][..real], &kernel.cpu(&step, &q[..real], &k, &v), 2e-5);
             }

@@ -6,8 +6,8 @@ use jird::checkpoint::{Checkpoint, to_f32};
 use jird::fetch::{MemoryOpener, Repo};
 use jird::gpu::Gpu;
 use jird::kernels::Step;
-use jird::models::{State, TextModel, declare};
-use jird::nn::{Loader, WeightDtype};
+use jird::models::{Rows, State, TextModel, declare};
+use jird::nn::{Loader, RowTable, WeightDtype};
 use jird::plan::{Plan, PlanBuilder, Value};
 
 /// A checkpoint of tests/fixtures with its golden values.
@@ -16,11 +16,20 @@ pub struct Fixture {
     pub config: &'static [u8],
     pub weights: &'static [u8],
     pub golden: &'static [u8],
+    /// How the weights are kept.
+    pub dtype: WeightDtype,
+    /// The largest error.
+    pub tolerance: f32,
 }
 
 macro_rules! fixture {
     ($name:literal, $config:literal) => {
+        fixture!($name, $config, WeightDtype::F32, 1e-4)
+    };
+    ($name:literal, $config:literal, $dtype:expr, $tolerance:expr) => {
         Fixture {
+            dtype: $dtype,
+            tolerance: $tolerance,
             name: concat!($name, "/", $config),
             config: include_bytes!(concat!("../fixtures/", $name, "/", $config)),
             weights: include_bytes!(concat!("../fixtures/", $name, "/model.safetensors")),
@@ -30,7 +39,7 @@ macro_rules! fixture {
 }
 
 /// Every checkpoint, with its configuration in the older and the newer form.
-pub const FIXTURES: [Fixture; 10] = [
+pub const FIXTURES: [Fixture; 20] = [
     fixture!("llama/tied", "config.json"),
     fixture!("llama/tied", "config.v5.json"),
     fixture!("llama/rope_llama3", "config.json"),
@@ -41,9 +50,19 @@ pub const FIXTURES: [Fixture; 10] = [
     fixture!("gemma3/pattern", "config.v5.json"),
     fixture!("gemma3/scaled", "config.json"),
     fixture!("gemma3/scaled", "config.v5.json"),
+    fixture!("gemma4/e2b", "config.json"),
+    fixture!("gemma4/e2b", "config.v5.json"),
+    fixture!("gemma4/e4b", "config.json"),
+    fixture!("gemma4/e4b", "config.v5.json"),
+    fixture!("gemma4/dense", "config.json"),
+    fixture!("gemma4/dense", "config.v5.json"),
+    fixture!("gemma4/moe", "config.json"),
+    fixture!("gemma4/moe", "config.v5.json"),
+    // Codes as they are stored, whose scales kernels read as f16.
+    fixture!("gemma4/mlx", "config.json", WeightDtype::Auto, 1e-3),
+    fixture!("gemma4/mlx", "config.v5.json", WeightDtype::Auto, 1e-3),
 ];
 
-const TOLERANCE: f32 = 1e-4;
 const CONTEXT: u32 = 64;
 
 /// The golden values of a fixture.
@@ -73,6 +92,7 @@ pub struct Tiny {
     pub gpu: Rc<Gpu>,
     pub model: Box<dyn TextModel>,
     pub state: State,
+    pub table: Option<RowTable>,
 }
 
 /// A plan whose logits can be read.
@@ -84,30 +104,47 @@ struct Readable {
 impl Tiny {
     pub async fn load(gpu: &Rc<Gpu>, fixture: &Fixture) -> Self {
         let checkpoint = Checkpoint::open(&repo(fixture.weights)).await.expect("a checkpoint");
+        let checkpoint = Rc::new(checkpoint);
         let config = serde_json::from_slice(fixture.config).expect("a configuration");
-        let mut loader = Loader::new(gpu, &checkpoint, WeightDtype::F32);
+        let mut loader = Loader::new(gpu, &checkpoint, fixture.dtype);
         let model = declare(&config, &mut loader).expect("a model");
         loader.run(&|| Ok(())).await.expect("weights");
         let state = State::new(gpu, model.dimensions(), CONTEXT, 32).expect("a state");
-        Self { gpu: gpu.clone(), model, state }
+        let table = model.dimensions().row_table.clone();
+        let table = table.map(|layout| RowTable::new(checkpoint.clone(), layout));
+        Self { gpu: gpu.clone(), model, state, table }
     }
 
-    fn plan(&self, rows: u32, fused: bool) -> Readable {
+    fn plan(&self, rows: u32, fused: bool, wanted: Rows) -> Readable {
         let mut builder = PlanBuilder::new(&self.gpu, rows, fused).with_taps();
-        let mut residual = self.model.forward(&mut builder, &self.state);
+        let mut residual = self.model.forward(&mut builder, &self.state, wanted);
         let logits = self.model.logits(&mut builder, &self.state, &mut residual);
         builder.keep(logits);
         Readable { plan: builder.compile().expect("a plan"), logits }
     }
 
+    /// A plan that only adds to the caches.
+    fn cache_plan(&self, rows: u32) -> Plan {
+        let mut builder = PlanBuilder::new(&self.gpu, rows, true);
+        self.model.forward(&mut builder, &self.state, Rows::None);
+        builder.compile().expect("a plan")
+    }
+
     /// Logits of the last of `ids`, which stand at `position`.
     async fn step(&self, readable: &Readable, position: u32, ids: &[u32]) -> Vec<f32> {
-        let rows = readable.plan.rows();
+        self.submit(&readable.plan, position, ids).await;
+        self.read(readable, readable.logits).await
+    }
+
+    async fn submit(&self, plan: &Plan, position: u32, ids: &[u32]) {
+        let rows = plan.rows();
         let step = Step { position, rows: ids.len() as u32, ..Step::default() };
+        if let Some(table) = &self.table {
+            self.state.write_table_rows(&self.gpu, &table.rows(ids).await.expect("rows"));
+        }
         self.state.write_tokens(&self.gpu, ids, rows);
         self.state.write_step(&self.gpu, &step, rows);
-        self.gpu.submit(readable.plan.dispatches(), &[]);
-        self.read(readable, readable.logits).await
+        self.gpu.submit(plan.dispatches(), &[]);
     }
 
     async fn read(&self, readable: &Readable, value: Value) -> Vec<f32> {
@@ -117,10 +154,13 @@ impl Tiny {
     }
 }
 
-fn assert_close(what: &str, got: &[f32], golden: &[f32]) {
-    assert_eq!(got.len(), golden.len(), "{what}");
-    let worst = got.iter().zip(golden).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    assert!(worst <= TOLERANCE, "{what}: the largest error is {worst:e}");
+impl Fixture {
+    fn assert_close(&self, what: &str, got: &[f32], golden: &[f32]) {
+        let Self { name, tolerance, .. } = self;
+        assert_eq!(got.len(), golden.len(), "{name}: {what}");
+        let worst = got.iter().zip(golden).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst <= *tolerance, "{name}: {what}: the largest error is {worst:e}");
+    }
 }
 
 fn argmax(logits: &[f32]) -> u32 {
@@ -130,7 +170,6 @@ fn argmax(logits: &[f32]) -> u32 {
 /// Hidden states of every layer and logits of every position, by one prefill, by a padded prefill in two
 /// chunks, and by decode alone, fused and not.
 pub async fn golden(gpu: &Rc<Gpu>, fixture: &Fixture) {
-    let name = fixture.name;
     let golden = Golden::open(fixture).await;
     let tiny = Tiny::load(gpu, fixture).await;
     let ids = golden.ids("long.ids").await;
@@ -140,37 +179,36 @@ pub async fn golden(gpu: &Rc<Gpu>, fixture: &Fixture) {
     let logits_at = |position: usize| &logits[position * vocab..(position + 1) * vocab];
     let last = ids.len() - 1;
 
-    let prefill = tiny.plan(ids.len() as u32, true);
-    assert_close(&format!("{name}: prefill"), &tiny.step(&prefill, 0, &ids).await, logits_at(last));
+    let prefill = tiny.plan(ids.len() as u32, true, Rows::All);
+    let got = tiny.step(&prefill, 0, &ids).await;
     for (layer, &tap) in prefill.plan.taps().iter().enumerate() {
         let got = tiny.read(&prefill, tap).await;
-        assert_close(
-            &format!("{name}: input of layer {layer}"),
+        fixture.assert_close(
+            &format!("input of layer {layer}"),
             &got,
             &hidden[layer * got.len()..][..got.len()],
         );
     }
+    fixture.assert_close("prefill of all rows", &got, logits_at(last));
+    let shortcut = tiny.plan(ids.len() as u32, true, Rows::Last);
+    fixture.assert_close("prefill for the last row", &tiny.step(&shortcut, 0, &ids).await, logits_at(last));
 
-    let padded = tiny.plan(16, true);
-    assert_close(&format!("{name}: first chunk"), &tiny.step(&padded, 0, &ids[..16]).await, logits_at(15));
-    assert_close(
-        &format!("{name}: padded chunk"),
-        &tiny.step(&padded, 16, &ids[16..]).await,
-        logits_at(last),
-    );
+    let padded = tiny.plan(16, true, Rows::Last);
+    fixture.assert_close("first chunk", &tiny.step(&padded, 0, &ids[..16]).await, logits_at(15));
+    fixture.assert_close("padded chunk", &tiny.step(&padded, 16, &ids[16..]).await, logits_at(last));
 
     for fused in [false, true] {
-        let decode = tiny.plan(1, fused);
+        let decode = tiny.plan(1, fused, Rows::Last);
         for (position, id) in ids.iter().enumerate() {
             let got = tiny.step(&decode, position as u32, &[*id]).await;
-            assert_close(&format!("{name}: position {position}, fused {fused}"), &got, logits_at(position));
+            fixture.assert_close(&format!("position {position}, fused {fused}"), &got, logits_at(position));
         }
     }
 
     let single = golden.ids("single.ids").await;
-    let decode = tiny.plan(1, true);
+    let decode = tiny.plan(1, true, Rows::Last);
     let got = tiny.step(&decode, 0, &single).await;
-    assert_close(&format!("{name}: single token"), &got, &golden.floats("single.logits").await);
+    fixture.assert_close("single token", &got, &golden.floats("single.logits").await);
 }
 
 /// Greedy continuation after a prefill.
@@ -179,10 +217,35 @@ pub async fn greedy(gpu: &Rc<Gpu>, fixture: &Fixture) {
     let tiny = Tiny::load(gpu, fixture).await;
     let ids = golden.ids("long.ids").await;
     let expected = golden.ids("long.greedy_ids").await;
-    let mut logits = tiny.step(&tiny.plan(ids.len() as u32, true), 0, &ids).await;
-    let decode = tiny.plan(1, true);
+    let expected_logits = golden.floats("long.greedy_logits").await;
+    let mut logits = tiny.step(&tiny.plan(ids.len() as u32, true, Rows::Last), 0, &ids).await;
+    let decode = tiny.plan(1, true, Rows::Last);
     for (n, &id) in expected.iter().enumerate() {
+        let golden = &expected_logits[n * logits.len()..][..logits.len()];
+        fixture.assert_close(&format!("logits of new token {n}"), &logits, golden);
         assert_eq!(argmax(&logits), id, "{}: new token {n}", fixture.name);
         logits = tiny.step(&decode, (ids.len() + n) as u32, &[id]).await;
+    }
+}
+
+/// Wherever the prompt is cut, a prefill of both parts and decode after the first give what one prefill gives.
+pub async fn splits(gpu: &Rc<Gpu>, fixture: &Fixture) {
+    let golden = Golden::open(fixture).await;
+    let tiny = Tiny::load(gpu, fixture).await;
+    let ids = golden.ids("long.ids").await;
+    let logits = golden.floats("long.logits").await;
+    let vocab = logits.len() / ids.len();
+    let logits_at = |position: usize| &logits[position * vocab..(position + 1) * vocab];
+    let (caches, prefill) = (tiny.cache_plan(24), tiny.plan(24, true, Rows::Last));
+    let decode = tiny.plan(1, true, Rows::Last);
+    for split in 1..ids.len() {
+        tiny.submit(&caches, 0, &ids[..split]).await;
+        let got = tiny.step(&prefill, split as u32, &ids[split..]).await;
+        fixture.assert_close(&format!("prefill in two at {split}"), &got, logits_at(ids.len() - 1));
+        tiny.submit(&caches, 0, &ids[..split]).await;
+        for position in split..ids.len() {
+            let got = tiny.step(&decode, position as u32, &ids[position..position + 1]).await;
+            fixture.assert_close(&format!("decode from {split}, at {position}"), &got, logits_at(position));
+        }
     }
 }

@@ -17,6 +17,7 @@
 //! user text, as in transformers.
 
 mod marks;
+mod messages;
 mod python;
 
 use std::borrow::Cow;
@@ -29,6 +30,7 @@ use minijinja::{AutoEscape, Environment, ErrorKind, UndefinedBehavior, Value, co
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+pub use messages::{droppable_turns, has_media, without_oldest_turns};
 pub use python::LocalTime;
 
 use super::tokenizer::{EncodeOptions, Tokenizer};
@@ -124,6 +126,10 @@ impl ChatTemplate {
 
     /// The token ids of `messages`, in which the text of special tokens is text and no more. What the
     /// post-processor puts before a text (BOS) comes first, once, whether or not the template prints it.
+    ///
+    /// Messages are of the form that Hugging Face's templates expect: `tool_calls` with `function.name` and
+    /// `function.arguments`, `reasoning_content`. What the model thought before the last user message is left
+    /// out, and the object that a tool gave is written as JSON where the template would not print it.
     pub fn encode(
         &self,
         tokenizer: &Tokenizer,
@@ -134,10 +140,15 @@ impl ChatTemplate {
         let sources: Vec<String> =
             self.environment.templates().map(|(_, template)| template.source().to_owned()).collect();
         let mut marks = Marks::new(tokenizer, &sources);
-        let (messages, extra) = marks.mark(messages, &options.extra)?;
+        let (messages, extra) = marks.mark(&messages::prepare(self, messages), &options.extra)?;
         let rendered = self.render(&messages, &RenderOptions { extra, ..options.clone() })?;
         let (text, plain) = marks.take_out(&rendered);
         Ok(with_prefix(tokenizer, tokenizer.encode_except(&text, &plain)?))
+    }
+
+    /// Whether `text` stands in the template's source.
+    pub fn mentions(&self, text: &str) -> bool {
+        self.environment.templates().any(|(_, template)| template.source().contains(text))
     }
 
     fn name(&self, options: &RenderOptions) -> &'static str {

@@ -11,8 +11,10 @@ export const fake = {
   failures: {},
   /** The arguments of each call. */
   calls: [],
+  /** The parts of each step, in place of words. */
+  script: undefined,
   /** Objects that were made and not yet freed. */
-  live: { engines: 0, generations: 0 },
+  live: { engines: 0, sessions: 0, generations: 0 },
 };
 
 /** The smallest wasm file, for tests to serve in place of the core. */
@@ -63,6 +65,14 @@ export class Engine {
     });
   }
 
+  session(options) {
+    this.#checkLive();
+    fake.calls.push(["session", options]);
+    failIfAsked("session");
+    fake.live.sessions++;
+    return new Session(this);
+  }
+
   info() {
     return { modelType: "llama", dtype: "f32", context: 2048, vocabSize: 49152, adapter: "", memory: this.memory() };
   }
@@ -96,6 +106,26 @@ export class Engine {
   }
 }
 
+class Session {
+  #engine;
+  #freed = false;
+
+  constructor(engine) {
+    this.#engine = engine;
+  }
+
+  start(input, options) {
+    if (this.#freed) throw new Error("null pointer passed to rust");
+    return this.#engine.start(input, options);
+  }
+
+  free() {
+    if (this.#freed) throw new Error("null pointer passed to rust");
+    this.#freed = true;
+    fake.live.sessions--;
+  }
+}
+
 const WORDS = (
   "A jird is a small and quick desert rodent with a long , furred tail . " +
   "It digs burrows , stores seeds , and stands up on its hind legs to look around ."
@@ -107,7 +137,7 @@ class Generation {
   #newTokens = 0;
   #finishReason;
 
-  constructor(engine, { maxTokens = WORDS.length }) {
+  constructor(engine, { maxTokens = (fake.script ?? WORDS).length }) {
     this.#engine = engine;
     this.#limit = maxTokens;
   }
@@ -121,14 +151,16 @@ class Generation {
         return undefined;
       }
       const id = this.#newTokens++;
-      // The second token ends in the middle of a character: it has no text yet.
-      return { text: id === 1 ? "" : `${WORDS[id % WORDS.length]} `, ids: [id] };
+      // The second word ends in the middle of a character: it has no text yet.
+      const words = id === 1 ? [] : [{ type: "text", text: `${WORDS[id % WORDS.length]} ` }];
+      return { parts: fake.script?.[id] ?? words, ids: [id] };
     });
   }
 
   stats() {
     return {
       promptTokens: 4,
+      cachedTokens: 3,
       newTokens: this.#newTokens,
       firstTokenMs: 12.5,
       tokensPerSecond: 41.7,

@@ -1,7 +1,19 @@
 // A consumer of the package, for `tsc --strict`: what must compile, and what must not.
 
 import { JirdError, Model } from "jird";
-import type { ErrorCode, Generation, GenerationStats, LoadProgress, MemoryLedger, MemoryPlan, Message, ModelInfo } from "jird";
+import type {
+  ErrorCode,
+  Generation,
+  GenerationStats,
+  LoadProgress,
+  MemoryLedger,
+  MemoryPlan,
+  Message,
+  ModelInfo,
+  OutputPart,
+  Session,
+  Tool,
+} from "jird";
 
 const controller = new AbortController();
 
@@ -45,6 +57,47 @@ export async function use(files: FileList, file: File): Promise<string> {
 export async function fits(): Promise<boolean> {
   const plan: MemoryPlan = await Model.plan("owner/name", { dtype: "q4", memoryBudget: 1_500_000_000 });
   return plan.fits && plan.gpuBytes + plan.heapBytes === plan.totalBytes;
+}
+
+const weather: Tool = {
+  type: "function",
+  function: {
+    name: "weather",
+    description: "The weather in a city",
+    parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
+  },
+};
+
+export async function converse(model: Model): Promise<string> {
+  const session: Session = await model.session({ context: 1024 });
+  const messages: Message[] = [{ role: "user", content: [{ type: "text", text: "Weather in Köln?" }] }];
+  for (;;) {
+    const generation = session.generate(messages, { tools: [weather], thinking: true, contextFull: "slide" });
+    for await (const part of generation.parts()) console.log(show(part));
+    const message = await generation.message();
+    messages.push(message);
+    for (const { name, arguments: given } of message.toolCalls) {
+      messages.push({ role: "tool", name, content: { sky: "clear", asked: given.city ?? null } });
+    }
+    if (generation.stats.finishReason !== "tool_calls") break;
+    console.log(generation.stats.cachedTokens + 1);
+  }
+  await session.dispose();
+  return messages.map(({ content }) => JSON.stringify(content)).join("\n");
+}
+
+function show(part: OutputPart): string {
+  switch (part.type) {
+    case "text":
+    case "thinking":
+      return part.text;
+    case "toolCall":
+      return part.name + Object.keys(part.arguments).join();
+    case "malformedToolCall":
+      return part.raw + part.problem;
+    default:
+      return part satisfies never;
+  }
 }
 
 export async function scoped(): Promise<void> {
@@ -91,10 +144,14 @@ export function mustNotCompile(model: Model, error: JirdError): void {
   model.generate("a", { temperature: "0.7" });
   // @ts-expect-error: a message needs its content.
   model.generate([{ role: "user" }]);
+  // @ts-expect-error: a tool needs a name.
+  model.generate([], { tools: [{ type: "function", function: {} }] });
+  // @ts-expect-error: no such policy.
+  model.generate("a", { contextFull: "drop" });
   // @ts-expect-error: a generation is no promise of text.
   model.generate("a").then;
   // @ts-expect-error: stats are read-only.
-  model.generate("a").stats = { promptTokens: 0, newTokens: 0 };
+  model.generate("a").stats = { promptTokens: 0, cachedTokens: 0, newTokens: 0 };
   // @ts-expect-error: no such code.
   if (error.code === "oops") return;
   // @ts-expect-error: the package's modules are not part of its surface.

@@ -25,7 +25,8 @@ beforeEach(() => {
   setGlobal("navigator", { gpu: {} });
   setGlobal("isSecureContext", true);
   setGlobal("fetch", async () => new Response(EMPTY_WASM));
-  Object.assign(fake, { stepMs: 0, failures: {}, calls: [], live: { engines: 0, generations: 0 } });
+  Object.assign(fake, { stepMs: 0, script: undefined, failures: {}, calls: [] });
+  fake.live = { engines: 0, sessions: 0, generations: 0 };
 });
 
 const load = (options) => Model.load(URL_OF_MODEL, options);
@@ -46,7 +47,7 @@ const settle = (ms = 5) => new Promise((resolve) => setTimeout(resolve, ms));
 test("iterating yields the pieces that have text, and fills stats and tokenIds", async () => {
   const model = await load();
   const generation = model.generate("Hello", { maxTokens: 4 });
-  assert.deepEqual(generation.stats, { promptTokens: 0, newTokens: 0 });
+  assert.deepEqual(generation.stats, { promptTokens: 0, cachedTokens: 0, newTokens: 0 });
   assert.deepEqual(await collect(generation), ["A ", "is ", "a "]);
   assert.deepEqual(generation.tokenIds, [0, 1, 2, 3]);
   assert.equal(generation.stats.newTokens, 4);
@@ -238,7 +239,7 @@ test("dispose ends running and waiting generations, then frees", async () => {
   const disposed = rejectsWith("disposed", /disposed of/);
   const rejections = [assert.rejects(running, disposed), assert.rejects(waiting, disposed)];
   await model.dispose();
-  assert.deepEqual(fake.live, { engines: 0, generations: 0 });
+  assert.deepEqual(fake.live, { engines: 0, sessions: 0, generations: 0 });
   await Promise.all(rejections);
 });
 
@@ -247,7 +248,7 @@ test("dispose does not wait for an iterator that nobody pulls", async () => {
   const iterator = model.generate("a")[Symbol.asyncIterator]();
   await iterator.next();
   await model.dispose();
-  assert.deepEqual(fake.live, { engines: 0, generations: 0 });
+  assert.deepEqual(fake.live, { engines: 0, sessions: 0, generations: 0 });
   await assert.rejects(iterator.next(), rejectsWith("disposed", /disposed of/));
 });
 
@@ -257,6 +258,134 @@ test("Symbol.dispose disposes", { skip: !Symbol.dispose }, async () => {
   assert.throws(() => model.info, rejectsWith("disposed", /disposed of/));
   await model.dispose();
   assert.equal(fake.live.engines, 0);
+});
+
+const CALL = { name: "weather", arguments: { city: "Köln", days: [1, 2.5, null] } };
+const SCRIPT = [
+  [{ type: "thinking", text: "Where " }],
+  [{ type: "thinking", text: "is it?" }],
+  [],
+  [{ type: "text", text: "Let me " }],
+  [{ type: "text", text: "see." }, { type: "toolCall", ...CALL }],
+  [{ type: "malformedToolCall", raw: "call:", problem: "it names no function" }],
+];
+
+test("parts are thinking, text and tool calls; iterating yields the text alone", async () => {
+  fake.script = SCRIPT;
+  const model = await load();
+  assert.deepEqual(await collect(model.generate("a").parts()), SCRIPT.flat());
+  const generation = model.generate("a");
+  assert.deepEqual(await collect(generation), ["Let me ", "see."]);
+  assert.equal(await generation.text(), "Let me see.");
+  await assert.rejects(collect(generation.parts()), rejectsWith("invalid_argument", /already begun/));
+});
+
+test("leaving the parts frees the generation", async () => {
+  const model = await load();
+  for await (const part of model.generate("a").parts()) {
+    assert.deepEqual(part, { type: "text", text: "A " });
+    break;
+  }
+  assert.equal(fake.live.generations, 0);
+});
+
+test("a message can be given back as it is, with what its tools gave", async () => {
+  fake.script = SCRIPT;
+  const model = await load();
+  const message = await model.generate("a").message();
+  assert.deepEqual(message, {
+    role: "assistant",
+    content: "Let me see.",
+    thinking: "Where is it?",
+    toolCalls: [CALL],
+    malformedToolCalls: [{ raw: "call:", problem: "it names no function" }],
+  });
+  const messages = [{ role: "user", content: "Weather?" }, message];
+  messages.push({ role: "tool", name: "weather", content: { sky: "clear\ud800" } });
+  messages.push({ role: "tool", name: "weather", content: [1, undefined] });
+  const tools = [{ type: "function", function: { name: "weather", parameters: { type: "object" } } }];
+  await model.generate(messages, { tools, thinking: false, contextFull: "slide", maxTokens: 1 }).text();
+  assert.deepEqual(fake.calls.at(-1), [
+    "start",
+    [
+      { role: "user", content: "Weather?" },
+      {
+        role: "assistant",
+        content: "Let me see.",
+        reasoning_content: "Where is it?",
+        tool_calls: [{ type: "function", function: CALL }],
+      },
+      { role: "tool", name: "weather", content: { sky: "clear\ufffd" } },
+      { role: "tool", name: "weather", content: "[1,null]" },
+    ],
+    { tools, thinking: false, contextFull: "slide", maxTokens: 1 },
+  ]);
+  await model.generate(messages, { tools: [], maxTokens: 1 }).text();
+  assert.deepEqual(fake.calls.at(-1)[2], { maxTokens: 1 });
+});
+
+test("content may come in parts", async () => {
+  const model = await load();
+  const content = [{ type: "text", text: "What is this?" }, { type: "image", image: new Blob() }];
+  await model.generate([{ role: "user", content }], { maxTokens: 1 }).text();
+  const [message] = fake.calls.at(-1)[1];
+  assert.deepEqual(message.content, [{ type: "text", text: "What is this?" }, { type: "image" }]);
+});
+
+test("sessions wait for each other's generations, and are freed alone", async () => {
+  fake.stepMs = 1;
+  const model = await load();
+  const session = await model.session({ context: 512 });
+  assert.deepEqual(fake.calls.at(-1), ["session", { context: 512 }]);
+  const order = [];
+  const run = async (from, name) => {
+    for await (const _ of from.generate(name, { maxTokens: 3 })) order.push(name);
+  };
+  await Promise.all([run(model, "a"), run(session, "b")]);
+  assert.deepEqual(order, ["a", "a", "b", "b"]);
+
+  const text = session.generate("c").text();
+  await settle(10);
+  const disposed = rejectsWith("disposed", /session was disposed of/);
+  const rejection = assert.rejects(text, disposed);
+  await session.dispose();
+  await rejection;
+  assert.deepEqual(fake.live, { engines: 1, sessions: 0, generations: 0 });
+  assert.throws(() => session.generate("d"), disposed);
+  assert.equal(await model.generate("e", { maxTokens: 1 }).text(), "A ");
+});
+
+test("a session is disposed of while another's iterator is held", async () => {
+  const model = await load();
+  const session = await model.session();
+  const held = model.generate("a")[Symbol.asyncIterator]();
+  await held.next();
+  const waiting = session.generate("b").text();
+  const rejection = assert.rejects(waiting, rejectsWith("disposed", /session was disposed of/));
+  await session.dispose();
+  await rejection;
+  assert.equal(fake.live.sessions, 0);
+  await held.return();
+});
+
+test("disposing of the model disposes of its sessions", async () => {
+  fake.stepMs = 2;
+  const model = await load();
+  const sessions = [await model.session(), await model.session()];
+  const texts = sessions.map((session) => session.generate("a").text());
+  const rejections = texts.map((text) => assert.rejects(text, rejectsWith("disposed", /disposed of/)));
+  await settle();
+  await model.dispose();
+  await Promise.all(rejections);
+  assert.deepEqual(fake.live, { engines: 0, sessions: 0, generations: 0 });
+  await assert.rejects(model.session(), rejectsWith("disposed", /open a session: the model was disposed of/));
+});
+
+test("a session that cannot be opened says why", async () => {
+  const model = await load();
+  fake.failures.session = Object.assign(new Error("could not allocate k cache."), { code: "out_of_memory" });
+  await assert.rejects(model.session(), rejectsWith("out_of_memory", /k cache/));
+  await assert.rejects(model.session({ context: 0 }), rejectsWith("invalid_argument", /open a session.*option context/));
 });
 
 test("info and memory are the core's", async () => {
@@ -321,6 +450,9 @@ test("wrong options are named with what was expected and got", async () => {
     [{ seed: null }, /seed.*got null/],
     [{ stop: "" }, /stop.*none of them empty, got ""/],
     [{ stop: ["a", 1] }, /stop.*got an array of 2/],
+    [{ tools: [{ name: "f" }] }, /tools.*an array of \{ type: "function"/],
+    [{ thinking: "high" }, /thinking.*true or false, got "high"/],
+    [{ contextFull: "drop" }, /contextFull.*"error" or "slide", got "drop"/],
     [{ signal: new AbortController() }, /signal.*an AbortSignal, got an object of AbortController/],
     [{ max_tokens: 8 }, /got option max_tokens\. Did you mean maxTokens\?/],
     [{ temprature: 1 }, /Did you mean temperature\?/],
@@ -342,7 +474,14 @@ test("wrong inputs are named", async () => {
     [{ role: "user", content: "x" }, /got an object of Object/],
     [[], /at least one message, got an empty array/],
     [["x"], /messages\[0\] to be \{ role, content \}, got "x"/],
-    [[{ role: "user" }], /messages\[0\]\.content to be a string, got undefined/],
+    [[{ role: "user" }], /messages\[0\]\.content to be a string or an array of parts, got undefined/],
+    [[{ role: "user", content: [{ type: "text" }] }], /messages\[0\]\.content\[0\] to be \{ type: "text", text \}/],
+    [[{ role: "user", content: [null] }], /messages\[0\]\.content\[0\].*got null/],
+    [[{ role: "tool" }], /messages\[0\]\.content to be a string or a JSON value/],
+    [[{ role: "tool", content: 1n }], /messages\[0\]\.content to be a JSON value, got 1/],
+    [[{ role: "assistant", content: "", toolCalls: [{ name: "f" }] }], /toolCalls\[0\] to be \{ name, arguments \}/],
+    [[{ role: "assistant", content: "", toolCalls: {} }], /toolCalls to be an array/],
+    [[{ role: "assistant", content: "", thinking: 1 }], /thinking to be a string, got 1/],
     [[{ role: "", content: "x" }], /messages\[0\]\.role/],
     [[{ role: "user", content: "x" }, { role: "user", contents: "x" }], /messages\[1\]\.contents\. Did you mean content\?/],
   ];
@@ -406,7 +545,7 @@ test("plan passes its options on, can be aborted, and maps errors as load does",
   const plan = await Model.plan(URL_OF_MODEL, { dtype: "q4", memoryBudget: 1_500_000_000 });
   assert.equal(plan.totalBytes, plan.gpuBytes + plan.heapBytes);
   assert.deepEqual(fake.calls, [["plan", URL_OF_MODEL, { dtype: "q4", memoryBudget: 1_500_000_000 }]]);
-  assert.deepEqual(fake.live, { engines: 0, generations: 0 });
+  assert.equal(fake.live.engines, 0);
   fake.failures.plan = Object.assign(new Error("could not load the model."), { code: "out_of_memory" });
   await assert.rejects(Model.plan(URL_OF_MODEL), rejectsWith("out_of_memory", /could not load/));
   await assert.rejects(Model.plan(URL_OF_MODEL, { signal: AbortSignal.abort() }), { name: "AbortError" });
