@@ -4,7 +4,15 @@
 import { follow, unlessAborted } from "./abort.js";
 import { JirdError, toJirdError } from "./error.js";
 import init, { Engine } from "./jird.js";
-import { checkGenerateOptions, checkInput, checkLoadOptions, checkSessionOptions, checkSource } from "./options.js";
+import {
+  checkAddress,
+  checkGenerateOptions,
+  checkInput,
+  checkLoadOptions,
+  checkSessionOptions,
+  checkSource,
+  filesOfDirectory,
+} from "./options.js";
 import { Queue } from "./queue.js";
 
 export { JirdError };
@@ -26,7 +34,7 @@ export class Model {
   }
 
   static async load(source, options = {}) {
-    const { signal, onProgress, ...settings } = checkLoadOptions(options);
+    const { signal, onProgress, fetch, ...settings } = checkLoadOptions(options);
     const location = checkSource(source);
     const stop = new AbortController();
     const unfollow = follow(stop, signal);
@@ -42,11 +50,28 @@ export class Model {
       stop.signal.throwIfAborted();
       checkWebGpu();
       await unlessAborted(startWasm(), stop.signal);
-      const callbacks = { onProgress: report, signal: stop.signal };
-      return new Model(await settled(() => Engine.load(location, settings, callbacks), stop.signal));
+      const callbacks = { onProgress: report, signal: stop.signal, fetch };
+      const load = async () => {
+        const { directory } = location;
+        const files = directory && { files: await filesOfDirectory(directory) };
+        return Engine.load(files ?? location, settings, callbacks);
+      };
+      return new Model(await settled(load, stop.signal));
     } finally {
       unfollow();
     }
+  }
+
+  static isCached(source) {
+    return withCore(() => Engine.isCached(checkAddress(source)));
+  }
+
+  static deleteCached(source) {
+    return withCore(() => Engine.deleteCached(checkAddress(source)));
+  }
+
+  static cachedModels() {
+    return withCore(() => Engine.cachedModels());
   }
 
   generate(input, options) {
@@ -290,6 +315,16 @@ class Generation {
     } finally {
       for (const release of this.#releases.splice(0)) release();
     }
+  }
+}
+
+/** What `action`, which needs the wasm core and no GPU, resolves to; it rejects with a JirdError. */
+async function withCore(action) {
+  await startWasm();
+  try {
+    return await action();
+  } catch (error) {
+    throw toJirdError(error);
   }
 }
 

@@ -64,7 +64,20 @@ impl Model {
         observer: Rc<dyn LoadObserver>,
     ) -> Result<Rc<Self>> {
         let progress = Progress::new(observer);
-        let repo = &progress.clone().watch(repo);
+        let repo = progress.clone().watch(repo);
+        match Self::load_once(gpu, &repo, options, &progress).await {
+            // A file changed on its server meanwhile: what has been read does not belong together.
+            Err(_) if repo.restart() => Self::load_once(gpu, &repo, options, &progress).await,
+            result => result,
+        }
+    }
+
+    async fn load_once(
+        gpu: &Rc<Gpu>,
+        repo: &Repo,
+        options: LoadOptions,
+        progress: &Progress,
+    ) -> Result<Rc<Self>> {
         let config = json(repo, "config.json").await?.ok_or_else(|| missing(repo, "config.json"))?;
         let checkpoint = Checkpoint::open(repo).await?;
         progress.begin(checkpoint.files().map(|file| (file.name(), file.size())));
@@ -81,6 +94,7 @@ impl Model {
         let generation = json(repo, "generation_config.json").await?;
 
         loader.run(&|| progress.check()).await?;
+        repo.finish().await?;
         progress.finish();
         let output = OutputFormat::of(&tokenizer, template.as_ref());
         let mut stop_ids = stop_ids(generation.as_ref().and_then(|json| json.get("eos_token_id")), &config);

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Duration;
 
 use crate::error::{Code, Error, Result};
 use crate::fetch::{FetchEvent, Repo};
@@ -33,6 +34,17 @@ pub enum LoadEvent<'a> {
         /// Why.
         error: &'a Error,
     },
+    /// A request failed; it is made again.
+    Retry {
+        /// The file that is being read.
+        file: &'a str,
+        /// How long the load waits before.
+        delay: Duration,
+        /// What went wrong.
+        error: &'a Error,
+    },
+    /// A file has changed on its server meanwhile: the load begins anew, and so do all counts.
+    Restart,
     /// The weights are there; kernels are being compiled.
     Compile,
 }
@@ -86,7 +98,13 @@ impl Progress {
             FetchEvent::StoreFailed { file, error } => {
                 self.observer.event(LoadEvent::Uncached { file, error });
             }
-            FetchEvent::Retry { .. } => {}
+            FetchEvent::Retry { file, delay, error, .. } => {
+                self.observer.event(LoadEvent::Retry { file, delay, error });
+            }
+            FetchEvent::Restart => {
+                self.weights.borrow_mut().clear();
+                self.observer.event(LoadEvent::Restart);
+            }
         }))
     }
 

@@ -56,6 +56,7 @@ struct Client {
 
 /// The files below a base URL.
 pub struct HttpOpener {
+    id: String,
     base_url: String,
     client: Client,
 }
@@ -63,7 +64,11 @@ pub struct HttpOpener {
 impl HttpOpener {
     /// The files of a model at `location`, which is what [`base_url`] takes.
     pub fn new(location: &str) -> Result<Self> {
-        Ok(Self { base_url: base_url(location)?, client: Client { fetch: None, stall: STALL } })
+        Ok(Self {
+            id: location.to_owned(),
+            base_url: base_url(location)?,
+            client: Client { fetch: None, stall: STALL },
+        })
     }
 
     /// Makes every request by `fetch`, a function like the global one: it gets an address and an object with
@@ -83,6 +88,10 @@ impl HttpOpener {
 impl Opener for HttpOpener {
     fn name(&self) -> &str {
         &self.base_url
+    }
+
+    fn id(&self) -> &str {
+        &self.id
     }
 
     fn open(&self, file: &str) -> Rc<dyn ByteSource> {

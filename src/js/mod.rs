@@ -7,15 +7,18 @@ mod generation;
 mod observer;
 mod options;
 
+use std::collections::BTreeMap;
+use std::pin::pin;
 use std::rc::Rc;
 
-use js_sys::{Function, Object, Reflect};
+use futures_util::future::{Either, select};
+use js_sys::{Array, Function, Object, Reflect};
 use wasm_bindgen::prelude::*;
 use web_sys::{AbortSignal, Blob};
 
 use crate::engine::{self, GenerateOptions, LoadOptions, Model, Prompt};
 use crate::error::{Code, Error, Result};
-use crate::fetch::{BlobOpener, CacheStore, HttpOpener, Repo};
+use crate::fetch::{self, BlobOpener, CacheStore, CachedModel, HttpOpener, Integrity, Repo, base_url};
 use crate::gpu::{Gpu, GpuOptions};
 use crate::nn::WeightDtype;
 use generation::Generation;
@@ -24,6 +27,12 @@ use options::{GenerateJs, LoadJs, SessionJs, now, prompt, read};
 
 /// The cache that holds the blocks of all models of an origin.
 const CACHE_NAME: &str = "jird-blocks-v1";
+
+#[wasm_bindgen(module = "/src/js/abort.js")]
+extern "C" {
+    /// Resolves when the signal aborts; never without one.
+    async fn aborted(signal: Option<AbortSignal>);
+}
 
 /// Shows panics, which are bugs, in the console.
 #[wasm_bindgen(start)]
@@ -50,7 +59,8 @@ pub struct Engine {
 impl Engine {
     /// Loads the model at `location`: a URL, a hub id, or `{ files: { name: Blob } }`.
     ///
-    /// `options`: `dtype`, `context`, `cache`. `callbacks`: `onProgress(event)`, `signal`.
+    /// `options`: `dtype`, `context`, `cache`, `integrity`. `callbacks`: `onProgress(event)`, `signal`,
+    /// `fetch`.
     pub async fn load(
         location: JsValue,
         options: JsValue,
@@ -96,6 +106,38 @@ impl Engine {
         object(entries)
     }
 
+    /// Whether the model at `location`, a URL or a hub id, loads without a network.
+    #[wasm_bindgen(js_name = isCached)]
+    pub async fn is_cached(location: String) -> std::result::Result<bool, JsValue> {
+        async { fetch::is_cached(&CacheStore::open(CACHE_NAME).await?, &base_url(&location)?).await }
+            .await
+            .map_err(thrown)
+    }
+
+    /// Deletes what is kept of the model at `location`; whether there was something.
+    #[wasm_bindgen(js_name = deleteCached)]
+    pub async fn delete_cached(location: String) -> std::result::Result<bool, JsValue> {
+        async { fetch::delete_cached(&CacheStore::open(CACHE_NAME).await?, &base_url(&location)?).await }
+            .await
+            .map_err(thrown)
+    }
+
+    /// What is kept: an array of `{ id, url, bytes, files, complete }`.
+    #[wasm_bindgen(js_name = cachedModels)]
+    pub async fn cached_models() -> std::result::Result<Array, JsValue> {
+        let models = async { fetch::cached_models(&CacheStore::open(CACHE_NAME).await?).await };
+        let describe = |model: CachedModel| {
+            object([
+                ("id", model.id.into()),
+                ("url", model.place.into()),
+                ("bytes", (model.bytes as f64).into()),
+                ("files", model.files.into()),
+                ("complete", model.complete.into()),
+            ])
+        };
+        Ok(models.await.map_err(thrown)?.into_iter().map(describe).collect())
+    }
+
     async fn try_load(location: JsValue, options: JsValue, callbacks: JsValue) -> Result<Engine> {
         let options: LoadJs = read("the options of load", options)?;
         let dtype = options.dtype.unwrap_or_else(|| "auto".to_owned());
@@ -103,11 +145,22 @@ impl Engine {
         let callback = |name: &str| Reflect::get(&callbacks, &name.into()).unwrap_or_default();
         let signal: Option<AbortSignal> = callback("signal").dyn_into().ok();
         let on_progress: Option<Function> = callback("onProgress").dyn_into().ok();
+        let fetch: Option<Function> = callback("fetch").dyn_into().ok();
         let observer = Rc::new(Observer::new(on_progress, signal.clone()));
-        let repo = repo(location, options.cache.unwrap_or(true), &observer).await?;
-        let gpu = Gpu::open(GpuOptions::default()).await?;
-        let model = Model::load(&gpu, repo, load, observer).await?;
-        Ok(Engine { model, dtype })
+        let integrity = options.integrity.unwrap_or_default().into_iter();
+        let integrity = integrity.map(|(file, hash)| Ok((file, Integrity::parse(&hash)?)));
+        let integrity = integrity.collect::<Result<BTreeMap<_, _>>>()?;
+        let loading = async {
+            let repo = repo(location, options.cache.unwrap_or(true), fetch, &observer).await?;
+            let gpu = Gpu::open(GpuOptions::default()).await?;
+            let model = Model::load(&gpu, repo.with_integrity(integrity), load, observer.clone()).await?;
+            Ok(Engine { model, dtype })
+        };
+        // An abort drops the load where it stands, and with it its requests and its memory on the GPU.
+        match select(pin!(loading), pin!(aborted(signal))).await {
+            Either::Left((result, _)) => result,
+            Either::Right(_) => Err(Error::new(Code::Aborted, "load the model")),
+        }
     }
 }
 
@@ -136,9 +189,9 @@ fn start_with(
 }
 
 /// The files at `location`, with the Cache API behind those that come over the network.
-async fn repo(location: JsValue, cache: bool, observer: &Observer) -> Result<Repo> {
+async fn repo(location: JsValue, cache: bool, fetch: Option<Function>, observer: &Observer) -> Result<Repo> {
     if let Some(location) = location.as_string() {
-        let repo = Repo::new(HttpOpener::new(&location)?);
+        let repo = Repo::new(HttpOpener::new(&location)?.with_fetch(fetch));
         if !cache {
             return Ok(repo);
         }
@@ -159,7 +212,7 @@ async fn repo(location: JsValue, cache: bool, observer: &Observer) -> Result<Rep
     })?;
     let entries = Object::entries(&files);
     let blobs = entries.iter().filter_map(|entry| {
-        let entry: js_sys::Array = entry.dyn_into().ok()?;
+        let entry: Array = entry.dyn_into().ok()?;
         Some((entry.get(0).as_string()?, entry.get(1).dyn_into::<Blob>().ok()?))
     });
     Ok(Repo::new(BlobOpener::new(blobs)))

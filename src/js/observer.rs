@@ -43,6 +43,13 @@ impl LoadObserver for Observer {
                 ("file", file.into()),
                 ("message", error.to_string().into()),
             ]),
+            LoadEvent::Retry { file, delay, error } => object([
+                ("type", "retry".into()),
+                ("file", file.into()),
+                ("delayMs", (delay.as_millis() as f64).into()),
+                ("message", error.to_string().into()),
+            ]),
+            LoadEvent::Restart => object([("type", "restart".into())]),
             LoadEvent::Compile => object([("type", "compile".into())]),
         };
         // index.js catches what a listener throws.

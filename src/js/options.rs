@@ -1,5 +1,7 @@
 //! Options from JavaScript. `index.js` has checked their types; what is wrong here is still an error.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use wasm_bindgen::JsValue;
@@ -14,6 +16,7 @@ pub(super) struct LoadJs {
     pub dtype: Option<String>,
     pub context: Option<u32>,
     pub cache: Option<bool>,
+    pub integrity: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Deserialize)]

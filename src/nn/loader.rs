@@ -13,7 +13,8 @@ use half::{bf16, f16};
 
 use super::{RmsNorm, Weight};
 use crate::checkpoint::{
-    Checkpoint, Dtype, EncodedRows, RowEncoder, RowLayout, StoredRows, TensorInfo, WeightFormat, to_f32,
+    Checkpoint, Dtype, EncodedRows, Plane, RowEncoder, RowLayout, StoredRows, TensorInfo, WeightFormat,
+    to_f32,
 };
 use crate::error::{Code, Error, Result};
 use crate::gpu::{Buffer, Gpu, Usage};
@@ -129,6 +130,23 @@ impl Source {
             Source::Rows(rows) | Source::Codes(rows) => of_plane(rows, 0),
             Source::Halves(rows, plane) => of_plane(rows, *plane),
             Source::Vector(tensor, ..) => (tensor.file, tensor.bytes.start),
+        }
+    }
+}
+
+impl Source {
+    /// What is read: the numbers of the files and the bytes in them.
+    fn ranges(&self) -> Vec<(usize, Range<u64>)> {
+        let of_planes = |rows: &Rows, planes: &[Plane]| {
+            planes.iter().map(|plane| (plane.file, plane.range(0..rows.layout.rows))).collect()
+        };
+        match self {
+            Source::Rows(rows) => of_planes(rows, &rows.layout.planes),
+            Source::Codes(rows) => of_planes(rows, rows.layout.planes.get(..1).unwrap_or_default()),
+            Source::Halves(rows, plane) => {
+                of_planes(rows, rows.layout.planes.get(*plane..=*plane).unwrap_or_default())
+            }
+            Source::Vector(tensor, ..) => vec![(tensor.file, tensor.bytes.clone())],
         }
     }
 }
@@ -337,6 +355,9 @@ impl<'a> Loader<'a> {
     pub async fn run(mut self, check: &dyn Fn() -> Result<()>) -> Result<()> {
         self.complete()?;
         self.sources.sort_by_key(Source::position);
+        for (file, range) in self.sources.iter().flat_map(Source::ranges) {
+            self.checkpoint.file(file)?.will_read([range]);
+        }
         for source in &self.sources {
             check()?;
             match source {

@@ -2,6 +2,7 @@
 
 import { JirdError, Model } from "jird";
 import type {
+  CachedModel,
   ErrorCode,
   Generation,
   GenerationStats,
@@ -16,16 +17,21 @@ import type {
 
 const controller = new AbortController();
 
-export async function use(files: FileList, file: File): Promise<string> {
+export async function use(files: FileList, file: File, directory: FileSystemDirectoryHandle): Promise<string> {
   const model: Model = await Model.load("HuggingFaceTB/SmolLM2-135M-Instruct", {
     dtype: "f16",
     context: 2048,
     cache: false,
+    integrity: { "model.safetensors": "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=" },
+    fetch: (url, init) => fetch(url, { ...init, credentials: "include" }),
     signal: controller.signal,
     onProgress: (event) => console.log(describe(event)),
   });
   await Model.load(new URL("https://models.example/smollm2/"));
   await Model.load(files);
+  await Model.load(directory);
+  const kept: CachedModel[] = await Model.cachedModels();
+  if (await Model.isCached("a/b")) await Model.deleteCached(new URL(kept[0].url));
   await Model.load([file]);
   await Model.load({ "config.json": new Blob(["{}"]) });
 
@@ -107,6 +113,10 @@ function describe(event: LoadProgress): string {
       return `${event.loadedBytes - event.cachedBytes} of ${event.totalBytes}`;
     case "uncached":
       return event.message;
+    case "retry":
+      return `${event.message} (${event.delayMs} ms)`;
+    case "restart":
+      return "restarting";
     case "compile":
       return "compiling";
     default:
