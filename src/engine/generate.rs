@@ -427,3 +427,28 @@ impl Generation {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pass(parts: Vec<Part>) -> (Vec<Part>, bool) {
+        let mut watch = Watch { stop: StopSequences::new(["END"]).unwrap(), has_calls: false };
+        let (mut passed, is_stopped) = watch.pass(parts);
+        push_text(&mut passed, watch.stop.release());
+        (passed, is_stopped)
+    }
+
+    #[test]
+    fn stop_sequences_end_the_answer_and_not_the_thinking() {
+        let (text, thinking) =
+            (|text: &str| Part::Text(text.into()), |text: &str| Part::Thinking(text.into()));
+        assert_eq!(
+            pass(vec![thinking("END?"), text("a E"), text("ND b"), text("c")]),
+            (vec![thinking("END?"), text("a ")], true)
+        );
+        // No sequence reaches over what is no text.
+        let parts = vec![text("a E"), thinking("…"), text("ND")];
+        assert_eq!(pass(parts), (vec![text("a "), text("E"), thinking("…"), text("ND")], false));
+    }
+}
