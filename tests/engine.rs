@@ -13,7 +13,7 @@ use jird::error::{Code, Error, Result};
 use jird::fetch::{FolderOpener, MemoryOpener, MemoryStore, Repo};
 use jird::gpu::{Gpu, GpuOptions};
 use jird::nn::WeightDtype;
-use jird::text::Part;
+use jird::text::{Part, ToolCall};
 use serde_json::{Value, json};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama/tied/");
@@ -292,6 +292,34 @@ fn long_prompts_are_taken_up_in_the_middle_of_a_chunk() {
     });
 }
 
+/// Gemma 3's sliding layers with the other fixture's tokenizer.
+fn sliding_files() -> Files {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/gemma3/pattern/");
+    let mut files = files();
+    for name in ["config.json", "model.safetensors"] {
+        files.insert(name.to_owned(), std::fs::read(format!("{folder}{name}")).expect("a fixture"));
+    }
+    files
+}
+
+#[test]
+fn going_back_further_than_a_window_is_exact_too() {
+    pollster::block_on(async {
+        let gpu = gpu().await;
+        let load = || load_with(&gpu, sliding_files(), LoadOptions::default());
+        let model = load().await.expect("the model");
+        let long = "a b c d ".repeat(30);
+        for (held, bytes) in [(200, 190), (200, 20), (16, 200), (200, 2), (199, 200)] {
+            finish(&mut model.generate(&text(&long[..held]), some(4)).expect("a generation")).await;
+            let prompt = text(&format!("{}x", &long[..bytes]));
+            let (_, ids) = finish(&mut model.generate(&prompt, some(8)).expect("a generation")).await;
+            let fresh = load().await.expect("the model");
+            let (_, reference) = finish(&mut fresh.generate(&prompt, some(8)).expect("a generation")).await;
+            assert_eq!(ids, reference, "{held} then {bytes} bytes");
+        }
+    });
+}
+
 #[test]
 fn sessions_keep_their_conversations_side_by_side() {
     pollster::block_on(async {
@@ -509,6 +537,43 @@ fn what_stands_between_markers_is_a_part_of_its_own() {
         let decoded = |ids: &[u32]| model.tokenizer().decode(ids, true).trim_matches('\n').to_owned();
         assert_eq!(thoughts, decoded(&ids[1..end]));
         assert!(!thoughts.is_empty() && !answer.contains(&thoughts));
+    });
+}
+
+/// The four tokens that the model makes first get the spellings of a whole call and of the end token.
+#[test]
+fn a_call_ends_the_generation_and_says_so() {
+    pollster::block_on(async {
+        let gpu = gpu().await;
+        let mut found = None;
+        for prompt in ["the", "a", "b c", "fox", "quick", "jumps over", "x y z", "dog", "lazy", "1 2 3"] {
+            let ids = fresh(&gpu, &text(prompt), some(4)).await;
+            let is_distinct = (1..ids.len()).all(|at| !ids[..at].contains(&ids[at]));
+            if ids.len() == 4 && is_distinct && ids.iter().all(|&id| id > 3) {
+                found = Some((prompt, ids));
+                break;
+            }
+        }
+        let (prompt, ids) = found.expect("a prompt after which four different tokens come");
+        let mut files = files();
+        edit_json(&mut files, "config.json", |config| config["eos_token_id"] = json!(ids[3]));
+        edit_json(&mut files, "tokenizer.json", |tokenizer| {
+            swap_ids(tokenizer, 0, ids[0], "<tool_call>");
+            swap_ids(tokenizer, 2, ids[1], r#"{"name": "f", "arguments": {"x": [1]}}"#);
+            swap_ids(tokenizer, 3, ids[2], "</tool_call>");
+        });
+        let model = load_with(&gpu, files, LoadOptions::default()).await.expect("the model");
+        let mut generation = model.generate(&text(prompt), some(8)).expect("a generation");
+        let mut parts = Vec::new();
+        while let Some(piece) = generation.next().await.expect("a piece") {
+            parts.extend(piece.parts);
+        }
+        let arguments = json!({ "x": [1] });
+        let call =
+            ToolCall { name: "f".into(), arguments: arguments.as_object().expect("an object").clone() };
+        assert_eq!(parts, [Part::ToolCall(call)]);
+        assert_eq!(generation.stats().finish_reason, Some(FinishReason::ToolCalls));
+        assert_eq!(generation.stats().new_tokens, 4);
     });
 }
 
@@ -773,6 +838,8 @@ impl LoadObserver for Recorder {
             LoadEvent::Compile => "compile",
             LoadEvent::Uncached { .. } => "uncached",
             LoadEvent::Unused { .. } => "unused",
+            LoadEvent::Retry { .. } => "retry",
+            LoadEvent::Restart => "restart",
         };
         let mut names = self.names.borrow_mut();
         if names.last() != Some(&name) {

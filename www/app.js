@@ -99,11 +99,13 @@ async function answer(signal) {
   const generation = model.generate([...messages, question], {
     maxTokens: byId("max-tokens").valueAsNumber,
     temperature: byId("temperature").valueAsNumber,
+    contextFull: "slide",
     signal,
   });
   try {
-    for await (const piece of generation) {
-      keepingAtEnd(() => text.appendData(piece));
+    for await (const part of generation.parts()) {
+      const node = part.type === "thinking" ? thoughtBefore(text) : text;
+      keepingAtEnd(() => node.appendData(part.text ?? ""));
       showStats(generation.stats);
     }
   } catch (error) {
@@ -132,6 +134,21 @@ function addMessage({ role, content }) {
   log.append(article);
   log.scrollTop = log.scrollHeight;
   return text;
+}
+
+/** The text node of what the model thinks, folded above its answer. */
+function thoughtBefore(answer) {
+  const paragraph = answer.parentElement;
+  if (paragraph.previousElementSibling.localName !== "details") {
+    const details = document.createElement("details");
+    const summary = document.createElement("summary");
+    summary.textContent = "Thoughts";
+    const thought = document.createElement("div");
+    thought.append("");
+    details.append(summary, thought);
+    paragraph.before(details);
+  }
+  return paragraph.previousElementSibling.lastChild.firstChild;
 }
 
 /** Takes back an exchange that failed; what was asked returns to the input. */
@@ -214,11 +231,12 @@ function setFieldsDisabled(disabled) {
   if (disabled) byId("clear").disabled = true;
 }
 
-function showStats({ promptTokens, newTokens, firstTokenMs, tokensPerSecond, finishReason }) {
-  const parts = [`${promptTokens} tokens read, ${newTokens} written`];
+function showStats({ promptTokens, cachedTokens, newTokens, firstTokenMs, tokensPerSecond, finishReason }) {
+  const parts = [`${promptTokens - cachedTokens} tokens read, ${newTokens} written`];
   if (firstTokenMs !== undefined) parts.push(`first after ${seconds(firstTokenMs)}`);
   if (tokensPerSecond !== undefined) parts.push(`${tokensPerSecond.toFixed(1)} tokens/s`);
   if (finishReason === "length") parts.push("cut off at the limit");
+  if (finishReason === "context") parts.push("cut off: the context is full");
   if (finishReason === "cancelled") parts.push("stopped");
   byId("stats").textContent = parts.join(" · ");
 }

@@ -262,6 +262,15 @@ impl Checkpoint {
         Ok(contents)
     }
 
+    /// Downloads a matrix that is read here and there into the store, in the background: see
+    /// [`BlockFile::keep`](crate::fetch::BlockFile::keep), which also says with what it fails.
+    pub async fn keep(&self, layout: &RowLayout) -> Result<()> {
+        for plane in &layout.planes {
+            self.file(plane.file)?.keep(plane.range(0..layout.rows)).await?;
+        }
+        Ok(())
+    }
+
     /// The planes of an affine matrix `[outer…, columns]`, and what their shapes say of it.
     fn affine<'a>(
         &'a self,

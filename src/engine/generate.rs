@@ -288,6 +288,15 @@ impl Generation {
     /// after a pull that was dropped before it was done.
     pub async fn next(&mut self) -> Result<Option<Piece>> {
         let Some(output) = self.output.take() else { return Ok(None) };
+        let piece = self.advance(output).await;
+        if piece.is_err() {
+            // What the caches hold now is not sure.
+            self.conversation.borrow_mut().forget(self.number);
+        }
+        piece
+    }
+
+    async fn advance(&mut self, output: Output) -> Result<Option<Piece>> {
         self.submit()?;
         let Some(readback) = self.in_flight.pop_front() else { return Ok(None) };
         let bytes = readback.bytes(&self.model.gpu).await?;
@@ -299,8 +308,7 @@ impl Generation {
                 .remedy("Load the model with dtype \"f32\", and please report the model's name."));
         }
         self.accept(id, readback)?;
-        self.output = Some(output);
-        self.piece(id).map(Some)
+        Ok(Some(Piece { parts: self.take(output, id)?, ids: vec![id] }))
     }
 
     /// Keeps steps on their way, as far as the limit allows.
@@ -337,24 +345,24 @@ impl Generation {
         Ok(())
     }
 
-    fn piece(&mut self, id: u32) -> Result<Piece> {
-        let ids = vec![id];
-        let new_tokens = self.ids.len() as u32;
-        let Some(output) = &mut self.output else { return Ok(Piece { parts: Vec::new(), ids }) };
+    /// The parts that `id` brings to `output`, which goes on or ends with it.
+    fn take(&mut self, mut output: Output, id: u32) -> Result<Vec<Part>> {
         if self.model.stop_ids.contains(&id) {
-            return Ok(Piece { parts: self.end(FinishReason::Stop), ids });
+            return Ok(self.end(output, FinishReason::Stop));
         }
         let parts = output.parser.push(id);
         let (mut parts, is_stopped) = output.watch.pass(parts);
+        let new_tokens = self.ids.len() as u32;
         if is_stopped {
             self.finish_reason = Some(FinishReason::Stop);
-            self.output = None;
         } else if self.options.max_tokens == Some(new_tokens) {
-            parts.extend(self.end(FinishReason::Length));
+            parts.extend(self.end(output, FinishReason::Length));
         } else if new_tokens == self.full_at && !self.slide()? {
-            parts.extend(self.end(FinishReason::Context));
+            parts.extend(self.end(output, FinishReason::Context));
+        } else {
+            self.output = Some(output);
         }
-        Ok(Piece { parts, ids })
+        Ok(parts)
     }
 
     /// Shortens the prompt, so that the answer can go on after it; whether that was possible.
@@ -381,9 +389,9 @@ impl Generation {
         Ok(true)
     }
 
-    /// Ends the output and gives what was held back of it.
-    fn end(&mut self, reason: FinishReason) -> Vec<Part> {
-        let Some(Output { parser, mut watch }) = self.output.take() else { return Vec::new() };
+    /// Ends `output` and gives what was held back of it.
+    fn end(&mut self, output: Output, reason: FinishReason) -> Vec<Part> {
+        let Output { parser, mut watch } = output;
         let (mut parts, is_stopped) = watch.pass(parser.finish());
         push_text(&mut parts, watch.stop.release());
         self.finish_reason = Some(match reason {
@@ -396,7 +404,8 @@ impl Generation {
 
     /// Ends the generation; what is on its way is dropped.
     pub fn cancel(&mut self) {
-        self.end(FinishReason::Cancelled);
+        self.output = None;
+        self.finish_reason.get_or_insert(FinishReason::Cancelled);
     }
 
     /// What it has done so far.
@@ -412,5 +421,30 @@ impl Generation {
             tokens_per_second: span.filter(|&span| span > 0.0).map(|span| (self.ids.len() - 1) as f64 / span),
             finish_reason: self.finish_reason,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pass(parts: Vec<Part>) -> (Vec<Part>, bool) {
+        let mut watch = Watch { stop: StopSequences::new(["END"]).unwrap(), has_calls: false };
+        let (mut passed, is_stopped) = watch.pass(parts);
+        push_text(&mut passed, watch.stop.release());
+        (passed, is_stopped)
+    }
+
+    #[test]
+    fn stop_sequences_end_the_answer_and_not_the_thinking() {
+        let (text, thinking) =
+            (|text: &str| Part::Text(text.into()), |text: &str| Part::Thinking(text.into()));
+        assert_eq!(
+            pass(vec![thinking("END?"), text("a E"), text("ND b"), text("c")]),
+            (vec![thinking("END?"), text("a ")], true)
+        );
+        // No sequence reaches over what is no text.
+        let parts = vec![text("a E"), thinking("…"), text("ND")];
+        assert_eq!(pass(parts), (vec![text("a "), text("E"), thinking("…"), text("ND")], false));
     }
 }

@@ -117,7 +117,20 @@ impl Model {
         observer: Rc<dyn LoadObserver>,
     ) -> Result<Rc<Self>> {
         let progress = Progress::new(observer);
-        let repo = &progress.clone().watch(repo);
+        let repo = progress.clone().watch(repo);
+        match Self::load_once(gpu, &repo, options, &progress).await {
+            // A file changed on its server meanwhile: what has been read does not belong together.
+            Err(_) if repo.restart() => Self::load_once(gpu, &repo, options, &progress).await,
+            result => result,
+        }
+    }
+
+    async fn load_once(
+        gpu: &Rc<Gpu>,
+        repo: &Repo,
+        options: LoadOptions,
+        progress: &Progress,
+    ) -> Result<Rc<Self>> {
         let opened = Opened::read(repo).await?;
         let declared = opened.declare(gpu, options)?;
         declared.plan.check()?;
@@ -132,6 +145,7 @@ impl Model {
         let Declared { loader, text, conversation, plan, .. } = declared;
         loader.run(&|| progress.check()).await?;
         gpu.ledger().set_limit(plan.gpu_limit());
+        repo.finish().await?;
         progress.finish();
         let output = OutputFormat::of(&tokenizer, template.as_ref());
         let config = &opened.config;

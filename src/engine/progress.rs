@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Duration;
 
 use crate::error::{Code, Error, Result};
 use crate::fetch::{self, FetchEvent, Repo};
@@ -41,6 +42,17 @@ pub enum LoadEvent<'a> {
         /// Their names.
         tensors: &'a [&'a str],
     },
+    /// A request failed; it is made again.
+    Retry {
+        /// The file that is being read.
+        file: &'a str,
+        /// How long the load waits before.
+        delay: Duration,
+        /// What went wrong.
+        error: &'a Error,
+    },
+    /// A file has changed on its server meanwhile: the load begins anew, and so do all counts.
+    Restart,
 }
 
 /// Follows a load and may end it.
@@ -87,7 +99,14 @@ impl Progress {
             FetchEvent::StoreFailed { file, error } => {
                 self.observer.event(LoadEvent::Uncached { file, error });
             }
-            FetchEvent::Retry { .. } => {}
+            FetchEvent::Retry { file, delay, error, .. } => {
+                self.observer.event(LoadEvent::Retry { file, delay, error });
+            }
+            FetchEvent::Restart => {
+                self.files.borrow_mut().clear();
+                self.has_begun.set(false);
+                self.observer.event(LoadEvent::Restart);
+            }
         }))
     }
 

@@ -167,6 +167,13 @@ impl Conversation {
             .remedy("Finish a generation before the next, or open a session for each."))
     }
 
+    /// Holds no token any more, unless another generation than `generation` has begun.
+    pub fn forget(&mut self, generation: Option<u64>) {
+        if generation == Some(self.generation) {
+            self.ids.clear();
+        }
+    }
+
     /// How many of the first tokens of `ids` the caches hold; never all, since the last one's logits are
     /// wanted.
     fn cached(&self, ids: &[u32]) -> usize {

@@ -1,6 +1,6 @@
 //! Progress events for JavaScript.
 
-use js_sys::Function;
+use js_sys::{Array, Function};
 use wasm_bindgen::JsValue;
 use web_sys::AbortSignal;
 
@@ -45,9 +45,16 @@ impl LoadObserver for Observer {
                 ("message", error.to_string().into()),
             ]),
             LoadEvent::Unused { tensors } => {
-                let names: js_sys::Array = tensors.iter().map(|name| JsValue::from_str(name)).collect();
+                let names: Array = tensors.iter().map(|name| JsValue::from_str(name)).collect();
                 object([("phase", "unused".into()), ("tensors", names.into())])
             }
+            LoadEvent::Retry { file, delay, error } => object([
+                ("phase", "retry".into()),
+                ("file", file.into()),
+                ("delayMs", (delay.as_millis() as f64).into()),
+                ("message", error.to_string().into()),
+            ]),
+            LoadEvent::Restart => object([("phase", "restart".into())]),
         };
         // index.js catches what a listener throws.
         let _ = on_progress.call1(&JsValue::NULL, &event);

@@ -1,5 +1,7 @@
 //! Options from JavaScript. `index.js` has checked their types; what is wrong here is still an error.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use wasm_bindgen::JsValue;
@@ -16,6 +18,7 @@ pub(super) struct LoadJs {
     context: Option<u32>,
     memory_budget: Option<f64>,
     pub cache: Option<bool>,
+    pub integrity: Option<BTreeMap<String, String>>,
 }
 
 impl LoadJs {

@@ -214,7 +214,12 @@ impl<'a> Loader<'a> {
 
     /// A table `[rows, columns]` that is not put on the GPU: where its rows lie, for a [`super::RowTable`].
     pub fn table(&mut self, name: &str, rows: u32, columns: u32) -> Result<RowLayout> {
-        self.layout(name, &[rows, columns])
+        let layout = self.layout(name, &[rows, columns])?;
+        for plane in &layout.planes {
+            // Without it the model would not work offline.
+            self.checkpoint.file(plane.file)?.will_keep(plane.range(0..layout.rows));
+        }
+        Ok(layout)
     }
 
     /// `value` as the type holds it in which the numbers of the matrix `name` are stored.

@@ -63,6 +63,13 @@ pub(super) enum Marker {
     Quote,
 }
 
+impl Marker {
+    /// Whether what follows belongs to a tool call.
+    pub(super) fn leads_into_call(self) -> bool {
+        matches!(self, Marker::OpenCall | Marker::Quote)
+    }
+}
+
 /// A marker with its spelling.
 #[derive(Debug)]
 pub(super) struct MarkerToken {

@@ -82,7 +82,7 @@ impl OutputParser {
     }
 
     fn push_marker(&mut self, marker: Marker, parts: &mut Vec<Part>) {
-        let next = StreamDecoder::new(self.tokenizer.clone(), !self.splitter.is_in_call_after(marker));
+        let next = StreamDecoder::new(self.tokenizer.clone(), !marker.leads_into_call());
         let text = std::mem::replace(&mut self.decoder, next).finish();
         self.splitter.push_text(&text, parts);
         self.splitter.push_marker(marker, parts);

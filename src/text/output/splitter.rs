@@ -53,11 +53,6 @@ impl Splitter {
         accepts(&self.place, marker)
     }
 
-    /// Whether what follows `marker`, which is accepted, belongs to a tool call.
-    pub(super) fn is_in_call_after(&self, marker: Marker) -> bool {
-        matches!(marker, Marker::OpenCall | Marker::Quote)
-    }
-
     /// Takes text in which markers without a token of their own are found.
     pub(super) fn push_text(&mut self, text: &str, parts: &mut Vec<Part>) {
         self.pending.push_str(text);

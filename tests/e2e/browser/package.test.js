@@ -6,18 +6,18 @@
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
-import { cp, mkdir, mkdtemp, rm } from "node:fs/promises";
+import { cp, rm } from "node:fs/promises";
 import { join, resolve } from "node:path";
 import { after, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { build, createServer, preview } from "vite";
 import { launch } from "../browser.js";
+import { freshApp } from "../fresh.js";
 import { serve } from "../server.js";
 
 const run = promisify(execFile);
 const here = fileURLToPath(new URL("../", import.meta.url));
-const tarball = process.env.JIRD_TARBALL;
 const models = resolve(process.env.JIRD_MODELS ?? join(here, "../fixtures"));
 const model = process.env.JIRD_MODEL ?? "llama/tied";
 const PROMPT = "Once upon a time";
@@ -29,7 +29,6 @@ let modelServer;
 let site;
 
 before(async () => {
-  assert.ok(tarball, "JIRD_TARBALL names no tarball. Make one with ./run pack.");
   app = await freshApp();
   await build({ root: app, logLevel: "warn", build: { target: "esnext" } });
   modelServer = await serve({ "/": models });
@@ -43,16 +42,6 @@ after(async () => {
   await modelServer?.close();
   if (app) await rm(app, { recursive: true });
 });
-
-/** A new app inside this folder, where it finds Vite, with the tarball installed. */
-async function freshApp() {
-  const work = join(here, ".work");
-  await mkdir(work, { recursive: true });
-  const folder = await mkdtemp(join(work, "app-"));
-  await cp(join(here, "app"), folder, { recursive: true });
-  await run("npm", ["install", "--offline", "--no-audit", "--no-fund", resolve(tarball)], { cwd: folder });
-  return folder;
-}
 
 /** Opens the app in a context of its own (an empty cache) and waits for the package. */
 async function open(address, prepare) {

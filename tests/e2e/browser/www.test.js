@@ -29,7 +29,7 @@ after(async () => {
 });
 
 /** Opens the page with a double whose steps take `stepMs`; what the page logs as an error fails the test. */
-async function open(t, { path = "/index.html", stepMs = 5, uncached = false, failures = {}, ...context } = {}) {
+async function open(t, { path = "/index.html", stepMs = 5, uncached = false, script, failures = {}, ...context } = {}) {
   const page = await browser.newPage({ viewport: DESKTOP, ...context });
   const problems = [];
   page.on("pageerror", (error) => problems.push(String(error)));
@@ -41,14 +41,14 @@ async function open(t, { path = "/index.html", stepMs = 5, uncached = false, fai
   await page.route("**/pkg/jird_bg.wasm", (route) => route.fulfill({ body: Buffer.from(EMPTY_WASM) }));
   await page.goto(site.origin + path);
   await page.evaluate(
-    async ({ stepMs, uncached, failures }) => {
+    async ({ stepMs, uncached, script, failures }) => {
       const { fake } = await import("/pkg/jird.js");
-      Object.assign(fake, { stepMs, uncached });
+      Object.assign(fake, { stepMs, uncached, script });
       for (const [name, { code, message }] of Object.entries(failures)) {
         fake.failures[name] = Object.assign(new Error(message), { code });
       }
     },
-    { stepMs, uncached, failures },
+    { stepMs, uncached, script, failures },
   );
   return page;
 }
@@ -99,6 +99,27 @@ for (const [name, context] of Object.entries({
     );
   });
 }
+
+test("what the model thinks is folded above its answer", async (t) => {
+  const script = [
+    [{ type: "thinking", text: "A small " }],
+    [{ type: "thinking", text: "rodent." }],
+    [{ type: "text", text: "It is a jird." }],
+  ];
+  const page = await open(t, { script });
+  await loadModel(page);
+  await ask(page, "What is it?");
+  await page.getByText("It is a jird.").waitFor();
+  assert.equal(await page.getByText("A small rodent.").isVisible(), false);
+  await page.getByText("Thoughts").click();
+  assert.equal(await page.getByText("A small rodent.").isVisible(), true);
+  await picture(page, "thoughts");
+  await page.getByRole("button", { name: "Send" }).waitFor();
+  await ask(page, "Thank you.");
+  await page.getByRole("button", { name: "Send" }).waitFor();
+  const inputs = await page.evaluate(async () => (await import("/pkg/jird.js")).fake.calls.map(([, input]) => input));
+  assert.equal(inputs.at(-1)[1].content, "It is a jird.");
+});
 
 test("a stopped answer stays and counts as part of the conversation", async (t) => {
   const page = await open(t, { stepMs: 30 });

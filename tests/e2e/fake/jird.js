@@ -7,6 +7,8 @@ export const fake = {
   stepMs: 0,
   /** Whether a load says that it could not be kept in the cache. */
   uncached: false,
+  /** The models in the cache. */
+  cached: [],
   /** Thrown by the next call of that name, once. */
   failures: {},
   /** The arguments of each call. */
@@ -29,8 +31,9 @@ export class Engine {
   #busy = false;
   #freed = false;
 
-  static async load(location, options, { onProgress, signal }) {
+  static async load(location, options, { onProgress, signal, fetch }) {
     fake.calls.push(["load", location, options]);
+    if (fetch) await fetch("config.json", {});
     onProgress({ phase: "open", file: "config.json" });
     const total = 269_000_000;
     for (let step = 1; step <= 8; step++) {
@@ -53,6 +56,21 @@ export class Engine {
     await pause(signal);
     failIfAsked("plan");
     return { gpuBytes: 319_000_000, heapBytes: 30_000_000, totalBytes: 349_000_000, fits: true };
+  }
+
+  static async isCached(location) {
+    failIfAsked("isCached");
+    return fake.cached.some(({ url }) => url === location);
+  }
+
+  static async deleteCached(location) {
+    const before = fake.cached.length;
+    fake.cached = fake.cached.filter(({ url }) => url !== location);
+    return fake.cached.length < before;
+  }
+
+  static async cachedModels() {
+    return fake.cached;
   }
 
   async start(input, options) {
@@ -137,9 +155,9 @@ class Generation {
   #newTokens = 0;
   #finishReason;
 
-  constructor(engine, { maxTokens = (fake.script ?? WORDS).length }) {
+  constructor(engine, { maxTokens = WORDS.length }) {
     this.#engine = engine;
-    this.#limit = maxTokens;
+    this.#limit = Math.min(maxTokens, fake.script?.length ?? maxTokens);
   }
 
   next(signal) {

@@ -2,6 +2,7 @@
 
 import { JirdError, Model } from "jird";
 import type {
+  CachedModel,
   ErrorCode,
   Generation,
   GenerationStats,
@@ -17,16 +18,21 @@ import type {
 
 const controller = new AbortController();
 
-export async function use(files: FileList, file: File): Promise<string> {
+export async function use(files: FileList, file: File, directory: FileSystemDirectoryHandle): Promise<string> {
   const model: Model = await Model.load("HuggingFaceTB/SmolLM2-135M-Instruct", {
     dtype: "f16",
     context: 2048,
     cache: false,
+    integrity: { "model.safetensors": "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=" },
+    fetch: (url, init) => fetch(url, { ...init, credentials: "include" }),
     signal: controller.signal,
     onProgress: (event) => console.log(describe(event)),
   });
   await Model.load(new URL("https://models.example/smollm2/"));
   await Model.load(files);
+  await Model.load(directory);
+  const kept: CachedModel[] = await Model.cachedModels();
+  if (await Model.isCached("a/b")) await Model.deleteCached(new URL(kept[0]?.url ?? "./model"));
   await Model.load([file]);
   await Model.load({ "config.json": new Blob(["{}"]) });
 
@@ -111,6 +117,10 @@ function describe(event: LoadProgress): string {
       return event.file;
     case "download":
       return `${event.loaded - event.fromCache} of ${event.total}`;
+    case "retry":
+      return `${event.message} (${event.delayMs} ms)`;
+    case "restart":
+      return "restarting";
     case "compile":
       return "compiling";
     case "uncached":
