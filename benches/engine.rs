@@ -135,7 +135,7 @@ mod native {
     /// Prefill and decode of a real model.
     async fn model(gpu: &Rc<Gpu>, folder: &str, dtype: &str) -> Result<Value> {
         let start = Instant::now();
-        let options = LoadOptions { dtype: WeightDtype::parse(dtype)?, context: None };
+        let options = LoadOptions { dtype: WeightDtype::parse(dtype)?, ..LoadOptions::default() };
         let model = Model::load(gpu, Repo::new(FolderOpener::new(folder)), options, Rc::new(())).await?;
         let load_seconds = start.elapsed().as_secs_f64();
         let plan = model.decode_plan()?;

@@ -1,5 +1,6 @@
 // Measures prefill and decode in this browser: prints a table and JSON, and posts the JSON to /result for
-// whoever drives the page. Parameters of the page: model, dtype, context, prompt, new (tokens), runs.
+// whoever drives the page. Parameters of the page: model, dtype, context, cache (0: without), prompt, new (tokens),
+// runs (0: the load alone).
 
 import { Model } from "./pkg/index.js";
 
@@ -22,11 +23,13 @@ async function bench() {
   const model = await Model.load(source, {
     dtype: parameters.get("dtype") ?? undefined,
     context: parameters.has("context") ? tokens("context") : undefined,
-    onProgress: ({ type, loadedBytes }) => (status.textContent = `Loading: ${type} ${loadedBytes ?? ""}`),
+    cache: parameters.get("cache") !== "0",
+    onProgress: ({ phase, loaded }) => (status.textContent = `Loading: ${phase} ${loaded ?? ""}`),
   });
   const loadMs = performance.now() - started;
-  const prompt = await promptOf(model, promptTokens);
+  showLoad(loadMs, model.memory);
   const runs = [];
+  const prompt = tokens("runs", 3) > 0 ? await promptOf(model, promptTokens) : "";
   for (let run = 1; run <= tokens("runs", 3); run++) {
     status.textContent = `Run ${run}…`;
     runs.push(await measure(model, prompt, maxTokens));
@@ -69,6 +72,15 @@ async function measure(model, prompt, maxTokens) {
   };
 }
 
+/** The highest that the wasm heap, which never shrinks, and the GPU's bytes came to. */
+function showLoad(loadMs, { heap, peak, weights }) {
+  const megabytes = (bytes) => (bytes / 1e6).toFixed(1);
+  const row = document.getElementById("load").tBodies[0].insertRow();
+  for (const cell of [(loadMs / 1000).toFixed(1), megabytes(weights), megabytes(peak), megabytes(heap)]) {
+    row.insertCell().textContent = cell;
+  }
+}
+
 function showRun(number, run) {
   const table = document.getElementById("table");
   table.hidden = false;
@@ -83,6 +95,7 @@ function showRun(number, run) {
 
 function median(values) {
   const sorted = values.toSorted((a, b) => a - b);
+  if (sorted.length === 0) return undefined;
   const middle = Math.floor(sorted.length / 2);
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }

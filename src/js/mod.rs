@@ -20,7 +20,6 @@ use crate::engine::{self, GenerateOptions, LoadOptions, Model, Prompt};
 use crate::error::{Code, Error, Result};
 use crate::fetch::{self, BlobOpener, CacheStore, CachedModel, HttpOpener, Integrity, Repo, base_url};
 use crate::gpu::{Gpu, GpuOptions};
-use crate::nn::WeightDtype;
 use generation::Generation;
 use observer::Observer;
 use options::{GenerateJs, LoadJs, SessionJs, now, prompt, read};
@@ -59,14 +58,24 @@ pub struct Engine {
 impl Engine {
     /// Loads the model at `location`: a URL, a hub id, or `{ files: { name: Blob } }`.
     ///
-    /// `options`: `dtype`, `context`, `cache`, `integrity`. `callbacks`: `onProgress(event)`, `signal`,
-    /// `fetch`.
+    /// `options`: `dtype`, `context`, `memoryBudget`, `cache`, `integrity`. `callbacks`: `onProgress(event)`,
+    /// `signal`, `fetch`.
     pub async fn load(
         location: JsValue,
         options: JsValue,
         callbacks: JsValue,
     ) -> std::result::Result<Engine, JsValue> {
         Self::try_load(location, options, callbacks).await.map_err(thrown)
+    }
+
+    /// What a load with these arguments would take, in bytes: `{ weights, kvCache, activations, other,
+    /// gpuBytes, tokenizer, rows, staging, heapBytes, totalBytes, downloadBytes, fits }`.
+    pub async fn plan(
+        location: JsValue,
+        options: JsValue,
+        callbacks: JsValue,
+    ) -> std::result::Result<Object, JsValue> {
+        Self::try_plan(location, options, callbacks).await.map_err(thrown)
     }
 
     /// Prepares the continuation of `input`, a string or an array of messages.
@@ -139,25 +148,85 @@ impl Engine {
     }
 
     async fn try_load(location: JsValue, options: JsValue, callbacks: JsValue) -> Result<Engine> {
+        let wish = Wish::read(location, options, callbacks)?;
+        let loading = async {
+            let (gpu, repo) = wish.open().await?;
+            Model::load(&gpu, repo, wish.load, wish.observer.clone()).await
+        };
+        Ok(Engine { model: wish.unless_aborted(loading).await?, dtype: wish.dtype })
+    }
+
+    async fn try_plan(location: JsValue, options: JsValue, callbacks: JsValue) -> Result<Object> {
+        let wish = Wish::read(location, options, callbacks)?;
+        let planning = async {
+            let (gpu, repo) = wish.open().await?;
+            Model::plan(&gpu, &repo, wish.load).await
+        };
+        let plan = wish.unless_aborted(planning).await?;
+        let bytes = |bytes: u64| JsValue::from(bytes as f64);
+        Ok(object([
+            ("weights", bytes(plan.weights)),
+            ("kvCache", bytes(plan.kv_cache)),
+            ("activations", bytes(plan.activations)),
+            ("other", bytes(plan.other)),
+            ("gpuBytes", bytes(plan.gpu_bytes())),
+            ("tokenizer", bytes(plan.tokenizer)),
+            ("rows", bytes(plan.rows)),
+            ("staging", bytes(plan.staging)),
+            ("heapBytes", bytes(plan.heap_bytes())),
+            ("totalBytes", bytes(plan.total_bytes())),
+            ("downloadBytes", bytes(plan.download_bytes)),
+            ("fits", plan.fits().into()),
+        ]))
+    }
+}
+
+/// The arguments of a load or a plan.
+struct Wish {
+    location: JsValue,
+    load: LoadOptions,
+    dtype: String,
+    cache: bool,
+    integrity: BTreeMap<String, Integrity>,
+    fetch: Option<Function>,
+    signal: Option<AbortSignal>,
+    observer: Rc<Observer>,
+}
+
+impl Wish {
+    fn read(location: JsValue, options: JsValue, callbacks: JsValue) -> Result<Self> {
         let options: LoadJs = read("the options of load", options)?;
-        let dtype = options.dtype.unwrap_or_else(|| "auto".to_owned());
-        let load = LoadOptions { dtype: WeightDtype::parse(&dtype)?, context: options.context };
+        let load = options.load_options()?;
         let callback = |name: &str| Reflect::get(&callbacks, &name.into()).unwrap_or_default();
         let signal: Option<AbortSignal> = callback("signal").dyn_into().ok();
         let on_progress: Option<Function> = callback("onProgress").dyn_into().ok();
         let fetch: Option<Function> = callback("fetch").dyn_into().ok();
-        let observer = Rc::new(Observer::new(on_progress, signal.clone()));
-        let integrity = options.integrity.unwrap_or_default().into_iter();
-        let integrity = integrity.map(|(file, hash)| Ok((file, Integrity::parse(&hash)?)));
+        let integrity = options.integrity.iter().flatten();
+        let integrity = integrity.map(|(file, hash)| Ok((file.clone(), Integrity::parse(hash)?)));
         let integrity = integrity.collect::<Result<BTreeMap<_, _>>>()?;
-        let loading = async {
-            let repo = repo(location, options.cache.unwrap_or(true), fetch, &observer).await?;
-            let gpu = Gpu::open(GpuOptions::default()).await?;
-            let model = Model::load(&gpu, repo.with_integrity(integrity), load, observer.clone()).await?;
-            Ok(Engine { model, dtype })
-        };
-        // An abort drops the load where it stands, and with it its requests and its memory on the GPU.
-        match select(pin!(loading), pin!(aborted(signal))).await {
+        let observer = Rc::new(Observer::new(on_progress, signal.clone()));
+        let dtype = options.dtype().to_owned();
+        Ok(Self {
+            location,
+            load,
+            dtype,
+            cache: options.cache.unwrap_or(true),
+            integrity,
+            fetch,
+            signal,
+            observer,
+        })
+    }
+
+    /// A device, and the files.
+    async fn open(&self) -> Result<(Rc<Gpu>, Repo)> {
+        let repo = repo(self.location.clone(), self.cache, self.fetch.clone(), &self.observer).await?;
+        Ok((Gpu::open(GpuOptions::default()).await?, repo.with_integrity(self.integrity.clone())))
+    }
+
+    /// An abort drops `work` where it stands, and with it its requests and its memory on the GPU.
+    async fn unless_aborted<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        match select(pin!(work), pin!(aborted(self.signal.clone()))).await {
             Either::Left((result, _)) => result,
             Either::Right(_) => Err(Error::new(Code::Aborted, "load the model")),
         }
