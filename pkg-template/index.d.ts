@@ -335,11 +335,28 @@ export interface GenerationStats {
   firstTokenMs?: number;
   /** New tokens per second after the first one. */
   tokensPerSecond?: number;
+  /** What reading the rows of a table outside of the GPU took, for models that have one. */
+  rows?: RowStats;
   /**
    * Why it ended: the model or a stop string ended it, the model waits for the results of its tool calls,
    * `maxTokens` were reached, the context is full, or the caller stopped.
    */
   finishReason?: "stop" | "tool_calls" | "length" | "context" | "cancelled";
+}
+
+/**
+ * Gemma 4 reads a row of a large table for every token. The table stays in the browser's cache, or on the server as long
+ * as it has not been downloaded, and only the rows used last are in memory.
+ */
+export interface RowStats {
+  /** Rows that were in memory when they were needed. */
+  hits: number;
+  /** Rows that had to be read from the cache or the network. */
+  misses: number;
+  /** Bytes of them. */
+  bytes: number;
+  /** Milliseconds spent waiting for them. */
+  stallMs: number;
 }
 
 export interface ModelInfo {
@@ -352,6 +369,8 @@ export interface ModelInfo {
   /** The graphics card, as far as the browser tells; may be empty. */
   adapter: string;
   memory: MemoryLedger;
+  /** What reading the rows of its table has taken so far, for models that have one. */
+  rows?: RowStats;
 }
 
 /** Bytes by purpose. */
@@ -365,6 +384,8 @@ export interface MemoryLedger {
   total: number;
   /** The highest `total` since the model was loaded. */
   peak: number;
+  /** Rows of a table outside of the GPU; a part of `heap`. */
+  rowCache: number;
   /** The wasm module's linear memory, which all models of the page share. */
   heap: number;
 }

@@ -39,7 +39,7 @@ async fn logits(gpu: &Rc<Gpu>, weights: Vec<u8>, dtype: WeightDtype) -> Result<V
     let state = State::new(gpu, model.dimensions(), 16, rows)?;
     let mut builder = PlanBuilder::new(gpu, rows, true);
     let mut residual = model.forward(&mut builder, &state, Rows::All);
-    let logits = model.logits(&mut builder, &state, &mut residual);
+    let logits = model.logits(&mut builder, &state, &mut residual).value;
     builder.keep(logits);
     let plan = builder.compile()?;
     state.write_tokens(gpu, &IDS, rows);

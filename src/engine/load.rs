@@ -48,14 +48,14 @@ impl Default for LoadOptions {
 /// What is read before a model is declared.
 struct Opened {
     config: Json,
-    checkpoint: Checkpoint,
+    checkpoint: Rc<Checkpoint>,
     tokenizer: BlockFile,
 }
 
 impl Opened {
     async fn read(repo: &Repo) -> Result<Self> {
         let config = json(repo, "config.json").await?.ok_or_else(|| missing(repo, "config.json"))?;
-        let checkpoint = Checkpoint::open(repo).await?;
+        let checkpoint = Rc::new(Checkpoint::open(repo).await?);
         let tokenizer = repo.find(TOKENIZER_FILE).await?.ok_or_else(|| missing(repo, TOKENIZER_FILE))?;
         Ok(Self { config, checkpoint, tokenizer })
     }
@@ -97,6 +97,7 @@ struct Declared<'a> {
 pub struct Model {
     pub(super) gpu: Rc<Gpu>,
     pub(super) text: Box<dyn TextModel>,
+    pub(super) row_table: Option<Rc<RowTable>>,
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) template: Option<ChatTemplate>,
     pub(super) stop_ids: BTreeSet<u32>,
@@ -147,12 +148,14 @@ impl Model {
         gpu.ledger().set_limit(plan.gpu_limit());
         repo.finish().await?;
         progress.finish();
+        let row_table = text.dimensions().row_table.clone();
         let output = OutputFormat::of(&tokenizer, template.as_ref());
         let config = &opened.config;
         let mut stop_ids = stop_ids(generation.as_ref().and_then(|json| json.get("eos_token_id")), config);
         stop_ids.extend(output.response_id());
         let model = Rc::new(Self {
             gpu: gpu.clone(),
+            row_table: row_table.map(|layout| Rc::new(RowTable::new(opened.checkpoint.clone(), layout))),
             text,
             tokenizer: Arc::new(tokenizer),
             template,
@@ -188,6 +191,12 @@ impl Model {
     /// Entries of the vocabulary.
     pub fn vocab_size(&self) -> u32 {
         self.text.dimensions().vocab_size
+    }
+
+    /// The table that stays where the checkpoint is stored and of which every step reads its tokens' rows,
+    /// where the model has one: Gemma 4's per-layer embeddings.
+    pub fn row_table(&self) -> Option<&Rc<RowTable>> {
+        self.row_table.as_ref()
     }
 
     /// Its tokenizer.
@@ -232,7 +241,9 @@ pub(super) fn check_context(asked: &str, wished: Option<u32>, default: u32, larg
 
 /// The ids that end a generation: of generation_config.json, else of config.json.
 fn stop_ids(generation: Option<&Json>, config: &Json) -> BTreeSet<u32> {
-    let ids = generation.filter(|ids| !ids.is_null()).or(config.get("eos_token_id"));
+    let of_config = [Some(config), config.get("text_config")].into_iter().flatten();
+    let mut of_config = of_config.filter_map(|config| config.get("eos_token_id"));
+    let ids = generation.filter(|ids| !ids.is_null()).or_else(|| of_config.find(|ids| !ids.is_null()));
     let id = |json: &Json| json.as_u64().and_then(|id| u32::try_from(id).ok());
     match ids {
         Some(Json::Array(list)) => list.iter().filter_map(id).collect(),

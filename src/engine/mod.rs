@@ -11,6 +11,7 @@ mod memory;
 mod progress;
 mod session;
 
+pub use crate::nn::{RowStats, RowTable};
 pub use fit::ContextFull;
 pub use generate::{FinishReason, GenerateOptions, Generation, Piece, Prompt, Stats};
 pub use load::{LoadOptions, Model};

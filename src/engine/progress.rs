@@ -84,17 +84,25 @@ pub(super) struct Progress {
     files: RefCell<BTreeMap<String, Counted>>,
     /// The totals are known.
     has_begun: Cell<bool>,
+    /// What is read from then on is not of the load.
+    is_finished: Cell<bool>,
 }
 
 impl Progress {
     pub fn new(observer: Rc<dyn LoadObserver>) -> Rc<Self> {
         observer.event(LoadEvent::Open { file: "config.json" });
-        Rc::new(Self { observer, files: RefCell::default(), has_begun: Cell::new(false) })
+        Rc::new(Self {
+            observer,
+            files: RefCell::default(),
+            has_begun: Cell::default(),
+            is_finished: Cell::default(),
+        })
     }
 
     /// `repo`, whose reads are told to the observer.
     pub fn watch(self: Rc<Self>, repo: Repo) -> Repo {
         repo.with_observer(Rc::new(move |event| match event {
+            FetchEvent::Progress(_) if self.is_finished.get() => {}
             FetchEvent::Progress(progress) => self.count(progress),
             FetchEvent::StoreFailed { file, error } => {
                 self.observer.event(LoadEvent::Uncached { file, error });
@@ -142,6 +150,7 @@ impl Progress {
 
     /// Everything that is needed has been read.
     pub fn finish(&self) {
+        self.is_finished.set(true);
         self.observer.event(LoadEvent::Compile);
     }
 

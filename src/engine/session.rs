@@ -20,7 +20,7 @@ const BUCKETS: [u32; 3] = [16, 64, 256];
 pub(super) const MAX_ROWS: u32 = BUCKETS[BUCKETS.len() - 1];
 
 /// Steps on their way at once: the next is submitted before the last one's token is known, which it reads on
-/// the GPU, so that the GPU does not wait for the CPU.
+/// the GPU, so that the GPU does not wait for the CPU. Where a step reads a table's row for its token, one.
 pub(super) const STEPS_IN_FLIGHT: usize = 2;
 
 /// How to open a session.
@@ -183,45 +183,49 @@ impl Conversation {
         if self.state.can_roll_back_to(cached as u32) { cached } else { 0 }
     }
 
-    /// Makes `ids` the conversation: submits those that the caches do not hold yet. The token that `sampler`
-    /// chooses comes back, with the number of tokens that were held.
-    pub fn prefill(
-        &mut self,
-        model: &dyn TextModel,
-        ids: &[u32],
-        sampler: Sampler,
-        sampling: Step,
-    ) -> Result<(Readback, u32)> {
+    /// Makes `ids` the conversation. How many of them the caches hold comes back; the others are to be
+    /// submitted by [`Conversation::prefill`].
+    pub fn resume(&mut self, ids: &[u32]) -> usize {
         let cached = self.cached(ids);
         self.position = cached as u32;
         self.ids.truncate(cached);
         self.ids.extend(&ids[cached..]);
-        let mut rest = &ids[cached..];
-        while rest.len() > MAX_ROWS as usize {
-            let (chunk, tail) = rest.split_at(MAX_ROWS as usize);
-            let readback = self.chunk(model, chunk, None, sampling)?;
-            self.recycle(readback);
-            rest = tail;
-        }
-        Ok((self.chunk(model, rest, Some(sampler), sampling)?, cached as u32))
+        cached
     }
 
-    fn chunk(
+    /// Submits the next `ids` of a prompt, at most [`MAX_ROWS`]. With `sampler`, for the last of them, the
+    /// token that it chooses comes back. `table_rows` are the tokens' rows, where the model has a table.
+    pub fn prefill(
         &mut self,
         model: &dyn TextModel,
         ids: &[u32],
+        table_rows: &[f32],
         sampler: Option<Sampler>,
         sampling: Step,
-    ) -> Result<Readback> {
+    ) -> Result<Option<Readback>> {
         let count = ids.len() as u32;
         let rows = BUCKETS.into_iter().find(|&bucket| count <= bucket).unwrap_or(MAX_ROWS);
         let rows = if count == 1 { 1 } else { rows };
         self.state.write_tokens(&self.gpu, ids, rows);
-        self.submit(model, PlanKey { rows, sampler }, count, sampling)
+        self.state.write_table_rows(&self.gpu, table_rows);
+        let readback = self.submit(model, PlanKey { rows, sampler }, count, sampling)?;
+        if sampler.is_none() {
+            self.recycle(readback);
+            return Ok(None);
+        }
+        Ok(Some(readback))
     }
 
-    /// Submits one step for the token that the last step chose on the GPU.
-    pub fn decode(&mut self, model: &dyn TextModel, sampler: Sampler, sampling: Step) -> Result<Readback> {
+    /// Submits one step for the token that the last step chose on the GPU; `table_rows` as for
+    /// [`Conversation::prefill`].
+    pub fn decode(
+        &mut self,
+        model: &dyn TextModel,
+        table_rows: &[f32],
+        sampler: Sampler,
+        sampling: Step,
+    ) -> Result<Readback> {
+        self.state.write_table_rows(&self.gpu, table_rows);
         self.submit(model, PlanKey { rows: 1, sampler: Some(sampler) }, 1, sampling)
     }
 

@@ -74,8 +74,13 @@ impl Gpu {
             max_storage_buffer_binding_size: offered.max_storage_buffer_binding_size,
             ..wgpu::Limits::default()
         };
-        let descriptor =
-            wgpu::DeviceDescriptor { label: Some("jird"), required_limits, ..Default::default() };
+        let descriptor = wgpu::DeviceDescriptor {
+            label: Some("jird"),
+            required_limits,
+            // Where the device has them; only a profile asks for them.
+            required_features: adapter.features() & wgpu::Features::TIMESTAMP_QUERY,
+            ..Default::default()
+        };
         let granted = broker::request_device(&adapter, descriptor, options.subgroups)
             .await
             .map_err(|error| no_webgpu().because(error))?;

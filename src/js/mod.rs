@@ -11,15 +11,17 @@ use std::collections::BTreeMap;
 use std::pin::pin;
 use std::rc::Rc;
 
-use futures_util::future::{Either, select};
+use futures_util::future::{AbortHandle, Either, abortable, select};
 use js_sys::{Array, Function, Object, Reflect};
 use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::spawn_local;
 use web_sys::{AbortSignal, Blob};
 
 use crate::engine::{self, GenerateOptions, LoadOptions, Model, Prompt};
 use crate::error::{Code, Error, Result};
 use crate::fetch::{self, BlobOpener, CacheStore, CachedModel, HttpOpener, Integrity, Repo, base_url};
 use crate::gpu::{Gpu, GpuOptions};
+use crate::nn::RowTable;
 use generation::Generation;
 use observer::Observer;
 use options::{GenerateJs, LoadJs, SessionJs, now, prompt, read};
@@ -52,6 +54,16 @@ fn thrown(error: Error) -> JsValue {
 pub struct Engine {
     model: Rc<Model>,
     dtype: String,
+    /// Ends the download of the model's table.
+    keeping: Option<AbortHandle>,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if let Some(keeping) = &self.keeping {
+            keeping.abort();
+        }
+    }
 }
 
 #[wasm_bindgen]
@@ -90,7 +102,8 @@ impl Engine {
         session.map(|inner| Session { inner }).map_err(thrown)
     }
 
-    /// `{ modelType, dtype, context, vocabSize, adapter, memory }`
+    /// `{ modelType, dtype, context, vocabSize, adapter, memory, rows }`, where `rows`, of models that have a
+    /// table outside of the GPU, is as in the stats of a generation.
     pub fn info(&self) -> Object {
         object([
             ("modelType", self.model.model_type().into()),
@@ -99,11 +112,12 @@ impl Engine {
             ("vocabSize", self.model.vocab_size().into()),
             ("adapter", self.model.gpu().capabilities().adapter.as_str().into()),
             ("memory", self.memory().into()),
+            ("rows", self.model.row_table().map(|table| generation::rows(table.stats())).into()),
         ])
     }
 
-    /// The ledger in bytes: `{ weights, kvCache, activations, other, total, peak, heap }`, where `total` and
-    /// `peak` are of the GPU.
+    /// The ledger in bytes: `{ weights, kvCache, activations, other, total, peak, rowCache, heap }`, where
+    /// `total` and `peak` are of the GPU, and `rowCache` is a part of `heap`.
     pub fn memory(&self) -> Object {
         let ledger = self.model.gpu().ledger();
         let bytes = |bytes: u64| JsValue::from(bytes as f64);
@@ -111,6 +125,8 @@ impl Engine {
             ledger.entries().map(|(name, live)| (name, bytes(live))).collect();
         entries.push(("total", bytes(ledger.total())));
         entries.push(("peak", bytes(ledger.peak())));
+        let rows = self.model.row_table().map_or(0, |table| table.cached_bytes() as u64);
+        entries.push(("rowCache", bytes(rows)));
         entries.push(("heap", bytes(core::arch::wasm32::memory_size(0) as u64 * 65_536)));
         object(entries)
     }
@@ -153,7 +169,9 @@ impl Engine {
             let (gpu, repo) = wish.open().await?;
             Model::load(&gpu, repo, wish.load, wish.observer.clone()).await
         };
-        Ok(Engine { model: wish.unless_aborted(loading).await?, dtype: wish.dtype })
+        let model = wish.unless_aborted(loading).await?;
+        let keeping = model.row_table().cloned().map(keep);
+        Ok(Engine { model, dtype: wish.dtype, keeping })
     }
 
     async fn try_plan(location: JsValue, options: JsValue, callbacks: JsValue) -> Result<Object> {
@@ -231,6 +249,16 @@ impl Wish {
             Either::Right(_) => Err(Error::new(Code::Aborted, "load the model")),
         }
     }
+}
+
+/// Downloads `table` in the background, until that is done or the handle ends it.
+fn keep(table: Rc<RowTable>) -> AbortHandle {
+    let (keeping, handle) = abortable(async move { table.keep().await });
+    spawn_local(async {
+        // Rows that could not be kept are fetched when they are asked for.
+        let _ = keeping.await;
+    });
+    handle
 }
 
 /// A conversation beside the model's own.

@@ -144,6 +144,7 @@ pub struct Loader<'a> {
     gpu: &'a Gpu,
     checkpoint: &'a Checkpoint,
     dtype: WeightDtype,
+    cache_format: CacheFormat,
     sources: Vec<Source>,
     /// Names that were declared.
     claimed: BTreeSet<String>,
@@ -163,13 +164,27 @@ const NAMES_LISTED: usize = 8;
 impl<'a> Loader<'a> {
     /// A loader that stores matrices as `dtype` says.
     pub fn new(gpu: &'a Gpu, checkpoint: &'a Checkpoint, dtype: WeightDtype) -> Self {
-        Self { gpu, checkpoint, dtype, sources: Vec::new(), claimed: BTreeSet::new(), missing: Vec::new() }
+        Self {
+            gpu,
+            checkpoint,
+            dtype,
+            cache_format: if dtype == WeightDtype::F32 { CacheFormat::F32 } else { CacheFormat::F16 },
+            sources: Vec::new(),
+            claimed: BTreeSet::new(),
+            missing: Vec::new(),
+        }
     }
 
     /// How keys and values are stored beside these weights: exactly beside exact ones, else as halves, which
     /// cost less than rounding the weights does.
     pub fn cache_format(&self) -> CacheFormat {
-        if self.dtype == WeightDtype::F32 { CacheFormat::F32 } else { CacheFormat::F16 }
+        self.cache_format
+    }
+
+    /// Stores keys and values so whatever the weights are, as tests do that look at the weights' errors alone.
+    pub fn with_cache_format(mut self, format: CacheFormat) -> Self {
+        self.cache_format = format;
+        self
     }
 
     /// Whether the checkpoint has a tensor of this name.

@@ -78,9 +78,12 @@ impl RowTable {
         self.stats.get()
     }
 
-    /// Where the table lies: files of the checkpoint, and ranges of bytes in them.
-    pub fn layout(&self) -> &RowLayout {
-        &self.layout
+    /// Downloads the whole table to the block store, so that rows need not be fetched one by one any more. It
+    /// gives way to rows that are asked for meanwhile. Dropping the future ends the download.
+    ///
+    /// Fails with `Storage` if the store fails, and with what reading fails with.
+    pub async fn keep(&self) -> Result<()> {
+        self.checkpoint.keep(&self.layout).await
     }
 
     /// Reads as many of the rows `ids` as the cache holds, in one go: those of a prompt before it is computed.

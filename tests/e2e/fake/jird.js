@@ -98,7 +98,7 @@ export class Engine {
   memory() {
     const ledger = { weights: 269_000_000, kvCache: 47_185_920, activations: 3_145_728, other: 65_536 };
     const total = Object.values(ledger).reduce((sum, bytes) => sum + bytes);
-    return { ...ledger, total, peak: total, heap: 31_457_280 };
+    return { ...ledger, total, peak: total, rowCache: 0, heap: 31_457_280 };
   }
 
   free() {
