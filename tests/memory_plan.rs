@@ -206,7 +206,7 @@ fn a_budget_refuses_before_weights_are_read_and_bounds_what_comes_later() {
 
         let read = Reads::default();
         let opener = Counting { files: with_towers().await, read: Rc::clone(&read) };
-        let error = Model::load(&gpu, Repo::new(opener), below, Rc::new(())).await.err().expect("an error");
+        let error = Model::load(&gpu, Repo::new(opener), below, Rc::new(())).await.expect_err("an error");
         assert_eq!(error.code(), Code::OutOfMemory);
         for number in
             [plan.weights, plan.kv_cache, plan.activations, plan.total_bytes(), plan.total_bytes() - 1]
@@ -221,7 +221,7 @@ fn a_budget_refuses_before_weights_are_read_and_bounds_what_comes_later() {
         let model =
             Model::load(&gpu, repo(files(config, weights)), within, Rc::new(())).await.expect("the model");
         generate(&model, "a", 0.0).await;
-        let more = gpu.buffer("more", 1 << 10, Usage::KvCache).err().expect("an error");
+        let more = gpu.buffer("more", 1 << 10, Usage::KvCache).expect_err("an error");
         assert_eq!(more.code(), Code::OutOfMemory);
         assert!(more.to_string().contains("memoryBudget"), "{more}");
     });
@@ -246,7 +246,7 @@ fn limits_of_the_device_are_known_to_the_plan() {
             Model::plan(&gpu, &repo(files_for_positions(32_768)), options).await
         };
         plan(512).await.expect("a plan");
-        let error = plan(32_768).await.err().expect("an error");
+        let error = plan(32_768).await.expect_err("an error");
         assert_eq!(error.code(), Code::OutOfMemory);
         assert!(error.to_string().contains("524288 bytes"), "{error}");
         assert_eq!(ledger(&gpu), [0; 4]);
@@ -281,7 +281,7 @@ fn a_device_without_memory_says_so_before_the_download() {
         let read = Reads::default();
         let opener = Counting { files: files_for_positions(512), read: Rc::clone(&read) };
         let error = Model::load(&gpu, Repo::new(opener), LoadOptions::default(), Rc::new(())).await;
-        let error = error.err().expect("an error");
+        let error = error.expect_err("an error");
         assert_eq!(error.code(), Code::OutOfMemory, "{error}");
         assert!(error.to_string().contains("smaller context"), "{error}");
         assert_eq!(read.borrow().get("tokenizer.json"), None, "{error}");
