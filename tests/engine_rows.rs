@@ -131,7 +131,7 @@ fn rows_come_from_memory_as_long_as_they_were_used_last() {
         let ten = table.rows(&all).await.expect("rows");
         assert_eq!(ten[5 * 96..6 * 96], rows[..96]);
         assert!(table.cached_bytes() as u64 <= 3 * ROW_BYTES);
-        let error = table.rows(&[320]).await.err().expect("no such row");
+        let error = table.rows(&[320]).await.expect_err("no such row");
         assert_eq!(error.code(), Code::InvalidArgument);
     });
 }
