@@ -206,7 +206,7 @@ fn a_budget_refuses_before_weights_are_read_and_bounds_what_comes_later() {
 
         let read = Reads::default();
         let opener = Counting { files: with_towers().await, read: Rc::clone(&read) };
-        let error = Model::load(&gpu, Repo::new(opener), below, Rc::new(())).await.expect_err("an error");
+        let error = Model::load(&gpu, Repo::new(opener), below, Rc::new(())).await.err().expect("an error");
         assert_eq!(error.code(), Code::OutOfMemory);
         for number in
             [plan.weights, plan.kv_cache, plan.activations, plan.total_bytes(), plan.total_bytes() - 1]
@@ -281,7 +281,7 @@ fn a_device_without_memory_says_so_before_the_download() {
         let read = Reads::default();
         let opener = Counting { files: files_for_positions(512), read: Rc::clone(&read) };
         let error = Model::load(&gpu, Repo::new(opener), LoadOptions::default(), Rc::new(())).await;
-        let error = error.expect_err("an error");
+        let error = error.err().expect("an error");
         assert_eq!(error.code(), Code::OutOfMemory, "{error}");
         assert!(error.to_string().contains("smaller context"), "{error}");
         assert_eq!(read.borrow().get("tokenizer.json"), None, "{error}");
