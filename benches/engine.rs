@@ -127,7 +127,7 @@ mod native {
     /// Attention of one token in the shapes of real layers, with the output product that combines its splits:
     /// over how many workgroups the keys are cut, in tiles of how many, and how many heads share the loads.
     async fn decode_attention(gpu: &Rc<Gpu>) -> Result<Vec<Value>> {
-        let layers = [
+        let layers: [(&str, u32, u32, u32, Option<u32>); 4] = [
             ("gemma4 e2b, full", 8, 1, 512, None),
             ("gemma4 e2b, sliding", 8, 1, 256, Some(512)),
             ("llama 1b", 32, 8, 64, None),

@@ -23,6 +23,26 @@ export class Model {
   static load(source: ModelSource, options?: LoadOptions): Promise<Model>;
 
   /**
+   * What a load with these options would take, in bytes. Only the configuration and the headers of the weights are
+   * read, and nothing is allocated. Rejects as the load would, except that a plan above `memoryBudget` resolves, with
+   * `fits: false`.
+   */
+  static plan(source: ModelSource, options?: LoadOptions): Promise<MemoryPlan>;
+
+  /**
+   * Whether the model loads without a network: all that its last load read is in the browser's cache.
+   *
+   * @throws JirdError with code `storage` where there is no cache; so do the two methods below.
+   */
+  static isCached(source: string | URL): Promise<boolean>;
+
+  /** Deletes what the browser's cache has of the model. Resolves to whether there was something. */
+  static deleteCached(source: string | URL): Promise<boolean>;
+
+  /** The models of which the browser's cache has something. */
+  static cachedModels(): Promise<CachedModel[]>;
+
+  /**
    * Prepares a generation. Nothing is computed before its text is asked for, and only as much as is asked for.
    *
    * A string is continued as it is; messages go through the model's chat template. Generations of one
@@ -81,9 +101,10 @@ export interface Session {
  *   `../` or `/`;
  * - a hub id, `"owner/name"` or `"owner/name@revision"`;
  * - the files themselves: a `FileList` of an `<input type="file" multiple>` (or `webkitdirectory`), an array of `File`,
- *   or an object of Blobs by file name.
+ *   or an object of Blobs by file name;
+ * - a handle to the folder that holds them, of `showDirectoryPicker()`.
  */
-export type ModelSource = string | URL | FileList | readonly File[] | Readonly<Record<string, Blob>>;
+export type ModelSource = string | URL | FileSystemDirectoryHandle | FileList | readonly File[] | Readonly<Record<string, Blob>>;
 
 /**
  * How weights are kept on the GPU: as the checkpoint stores them (`auto`), as floating-point numbers, or quantised
@@ -96,8 +117,24 @@ export interface LoadOptions {
   dtype?: Dtype;
   /** Tokens of prompt and answer together that the model is to remember; bounds the KV cache. */
   context?: number;
+  /**
+   * Bytes that the model may take, on the GPU and on the heap together. A load that would take more is refused before
+   * the weights are downloaded. The default is no bound: browsers do not tell how much there is.
+   */
+  memoryBudget?: number;
   /** Whether downloaded files are kept in the browser's cache, and read from it. Default: true. */
   cache?: boolean;
+  /**
+   * Hashes that files must have, by file name, as in Subresource Integrity: `{ "model.safetensors": "sha256-…" }`.
+   * Such a file is downloaded as a whole and checked as it comes; a file that fails is deleted from the cache, and
+   * the load rejects with code `checkpoint`.
+   */
+  integrity?: Readonly<Record<string, string>>;
+  /**
+   * Makes every request for the model's files in place of the global `fetch`, as to add an access token. It gets
+   * an address and `{ headers, cache, signal }`, and must send the `Range` header on.
+   */
+  fetch?: (url: string, init: RequestInit) => Promise<Response>;
   /** Called as the load goes on. If it throws, the load rejects with what it threw. */
   onProgress?: (event: LoadProgress) => void;
   /** Ends the load when it aborts. What was downloaded stays in the cache. */
@@ -106,14 +143,62 @@ export interface LoadOptions {
 
 /** A step of a load. */
 export type LoadProgress =
-  /** A small file, such as `config.json` or `tokenizer.json`, is about to be read. */
-  | { type: "file"; file: string }
-  /** Weights arrived on the GPU. The numbers are over all weight files; `cachedBytes` did not come from the network. */
-  | { type: "weights"; file: string; loadedBytes: number; totalBytes: number; cachedBytes: number }
-  /** The browser's cache could not keep a file, as when its quota is used up. The load goes on without it. */
-  | { type: "uncached"; file: string; message: string }
+  /** What there is to load is being found out. The first event, at once, is of this phase. */
+  | { phase: "open"; file: string }
+  /**
+   * Bytes of the tokenizer or the weights arrived. `loaded` only grows and ends at `total`, which never changes: it
+   * counts what is needed of all files. `fromCache` of `loaded` did not come from the network.
+   */
+  | { phase: "download"; file: string; loaded: number; total: number; fromCache: number }
+  /** A request failed, and is made again after `delayMs`. */
+  | { phase: "retry"; file: string; delayMs: number; message: string }
+  /** A file changed on its server in the middle of the load, which begins anew, and with it all numbers. Once. */
+  | { phase: "restart" }
   /** The GPU's pipelines are being made. */
-  | { type: "compile" };
+  | { phase: "compile" }
+  /** The browser's cache could not keep a file, or has no room for the model. The load goes on without it. */
+  | { phase: "uncached"; file: string; message: string }
+  /** The text model has tensors that jird does not read. Harmless where another tool left something over. */
+  | { phase: "unused"; tensors: string[] };
+
+/** What a model takes, in bytes. What is on the GPU is exact; what is on the heap is an upper estimate. */
+export interface MemoryPlan {
+  weights: number;
+  kvCache: number;
+  activations: number;
+  /** Other buffers on the GPU: uniforms, readback. */
+  other: number;
+  /** All of the above. */
+  gpuBytes: number;
+  /** The tokenizer's tables, on the heap. */
+  tokenizer: number;
+  /** The cache, on the heap, of rows that are read where they are stored: of Gemma 4's per-layer embeddings. */
+  rows: number;
+  /** What the heap holds while weights stream through it. */
+  staging: number;
+  /** The highest that the heap comes to. */
+  heapBytes: number;
+  /** `gpuBytes` and `heapBytes`. */
+  totalBytes: number;
+  /** What is fetched, or read from the cache. */
+  downloadBytes: number;
+  /** Whether `totalBytes` are within `memoryBudget`; true without one. */
+  fits: boolean;
+}
+
+/** A model in the browser's cache. */
+export interface CachedModel {
+  /** As it was given to {@link Model.load}: a hub id or an address. */
+  id: string;
+  /** The address of the folder with its files. */
+  url: string;
+  /** Bytes that are stored. */
+  bytes: number;
+  /** The names of its files of which something is stored. */
+  files: string[];
+  /** Whether it loads without a network. */
+  complete: boolean;
+}
 
 /** One message of a chat. What {@link Generation.message} resolves to can be given back as it is. */
 export interface Message {

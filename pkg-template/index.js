@@ -4,7 +4,15 @@
 import { follow, unlessAborted } from "./abort.js";
 import { JirdError, toJirdError } from "./error.js";
 import init, { Engine } from "./jird.js";
-import { checkGenerateOptions, checkInput, checkLoadOptions, checkSessionOptions, checkSource } from "./options.js";
+import {
+  checkAddress,
+  checkGenerateOptions,
+  checkInput,
+  checkLoadOptions,
+  checkSessionOptions,
+  checkSource,
+  filesOfDirectory,
+} from "./options.js";
 import { Queue } from "./queue.js";
 
 export { JirdError };
@@ -26,27 +34,24 @@ export class Model {
   }
 
   static async load(source, options = {}) {
-    const { signal, onProgress, ...settings } = checkLoadOptions(options);
-    const location = checkSource(source);
-    const stop = new AbortController();
-    const unfollow = follow(stop, signal);
-    // A listener that throws ends the load, and its error is what the load rejects with.
-    const report = (event) => {
-      try {
-        onProgress?.(event);
-      } catch (error) {
-        stop.abort(error);
-      }
-    };
-    try {
-      stop.signal.throwIfAborted();
-      checkWebGpu();
-      await unlessAborted(startWasm(), stop.signal);
-      const callbacks = { onProgress: report, signal: stop.signal };
-      return new Model(await settled(() => Engine.load(location, settings, callbacks), stop.signal));
-    } finally {
-      unfollow();
-    }
+    const call = (...request) => Engine.load(...request);
+    return new Model(await request(source, options, call));
+  }
+
+  static async plan(source, options = {}) {
+    return request(source, options, (...request) => Engine.plan(...request));
+  }
+
+  static isCached(source) {
+    return withCore(() => Engine.isCached(checkAddress(source)));
+  }
+
+  static deleteCached(source) {
+    return withCore(() => Engine.deleteCached(checkAddress(source)));
+  }
+
+  static cachedModels() {
+    return withCore(() => Engine.cachedModels());
   }
 
   generate(input, options) {
@@ -158,6 +163,36 @@ class Conversation {
   async close() {
     this.#closing.abort(new JirdError("disposed", `could not go on: ${this.#disposed}`));
     await this.#queue.enter();
+  }
+}
+
+/** What `call` resolves to for a model's location, its options and the callbacks of the wasm core. */
+async function request(source, options, call) {
+  const { signal, onProgress, fetch, ...settings } = checkLoadOptions(options);
+  const location = checkSource(source);
+  const stop = new AbortController();
+  const unfollow = follow(stop, signal);
+  // A listener that throws ends the load, and its error is what the load rejects with.
+  const report = (event) => {
+    try {
+      onProgress?.(event);
+    } catch (error) {
+      stop.abort(error);
+    }
+  };
+  try {
+    stop.signal.throwIfAborted();
+    checkWebGpu();
+    await unlessAborted(startWasm(), stop.signal);
+    const callbacks = { onProgress: report, signal: stop.signal, fetch };
+    const made = async () => {
+      const { directory } = location;
+      const files = directory && { files: await filesOfDirectory(directory) };
+      return call(files ?? location, settings, callbacks);
+    };
+    return await settled(made, stop.signal);
+  } finally {
+    unfollow();
   }
 }
 
@@ -290,6 +325,16 @@ class Generation {
     } finally {
       for (const release of this.#releases.splice(0)) release();
     }
+  }
+}
+
+/** What `action`, which needs the wasm core and no GPU, resolves to; it rejects with a JirdError. */
+async function withCore(action) {
+  await startWasm();
+  try {
+    return await action();
+  } catch (error) {
+    throw toJirdError(error);
   }
 }
 

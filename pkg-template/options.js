@@ -14,11 +14,18 @@ const probability = {
 const abortSignal = { expected: "an AbortSignal", accepts: (value) => value instanceof AbortSignal };
 
 const boolean = { expected: "true or false", accepts: (value) => typeof value === "boolean" };
+const SHA256 = /^sha256-[A-Za-z0-9+/]{43}=$/;
 
 const LOAD_OPTIONS = {
   dtype: { expected: "a string", accepts: (value) => typeof value === "string" },
   context: integerFrom(1),
+  memoryBudget: integerFrom(1),
   cache: boolean,
+  fetch: { expected: "a function", accepts: (value) => typeof value === "function" },
+  integrity: {
+    expected: 'an object of hashes ("sha256-…") by file name',
+    accepts: (value) => isPlainObject(value) && Object.values(value).every((hash) => SHA256.test(hash)),
+  },
   onProgress: { expected: "a function", accepts: (value) => typeof value === "function" },
   signal: abortSignal,
 };
@@ -153,12 +160,33 @@ function plainJson(asked, value, where) {
 
 /**
  * Where a model lies, as the wasm core takes it: the absolute address of its folder (ending in "/"),
- * a hub id, or `{ files }` by path inside the model's folder.
+ * a hub id, `{ files }` by path inside the model's folder, or `{ directory }` for a handle to that folder.
  */
 export function checkSource(source) {
+  if (source instanceof URL || typeof source === "string") return checkAddress(source);
+  const { FileSystemDirectoryHandle } = globalThis;
+  if (FileSystemDirectoryHandle && source instanceof FileSystemDirectoryHandle) return { directory: source };
+  return { files: filesByPath(source) };
+}
+
+/** The address of a model's folder, or a hub id: a model that comes over the network. */
+export function checkAddress(source) {
   if (source instanceof URL) return folderAddress(source);
   if (typeof source === "string") return checkLocation(source);
-  return { files: filesByPath(source) };
+  throw invalid("find the model", "an address or a hub id", show(source));
+}
+
+/** How deep folders of a picked one are looked into. */
+const MAX_DEPTH = 4;
+
+/** The files below a directory handle, by path. */
+export async function filesOfDirectory(directory, prefix = "", depth = 0) {
+  const files = {};
+  for await (const [name, handle] of directory.entries()) {
+    if (handle.kind === "file") files[prefix + name] = await handle.getFile();
+    else if (depth < MAX_DEPTH) Object.assign(files, await filesOfDirectory(handle, `${prefix}${name}/`, depth + 1));
+  }
+  return files;
 }
 
 const HUB_ID = /^[\w.-]+\/[\w.-]+(@[\w./-]+)?$/;
@@ -193,7 +221,7 @@ function folderAddress(url) {
 }
 
 function filesByPath(source) {
-  const expected = "an address, a hub id, a FileList, an array of File, or an object of Blobs by file name";
+  const expected = "an address, a hub id, a directory handle, a FileList, an array of File, or an object of Blobs by file name";
   const isList = Array.isArray(source) || (globalThis.FileList && source instanceof FileList);
   if (!isList && !isPlainObject(source)) throw invalid("load the model", expected, show(source));
   const entries = isList ? Array.from(source, (file) => [pathInFolder(file), file]) : Object.entries(source);

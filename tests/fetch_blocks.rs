@@ -211,13 +211,14 @@ fn a_failing_store_does_not_fail_the_load() {
     let repo =
         Repo::new(One(source.clone())).with_store(store.clone()).with_observer(Rc::new(move |event| {
             if let FetchEvent::StoreFailed { file, error } = event {
-                assert_eq!((file, error.code()), ("model.safetensors", Code::Storage));
+                assert!(["model.safetensors", ""].contains(&file), "a file or the manifest, not {file}");
+                assert_eq!(error.code(), Code::Storage);
                 counter.set(counter.get() + 1);
             }
         }));
     assert!(block_on(repo.read_all("model.safetensors", SIZE as u64)).unwrap().unwrap() == source.bytes);
     assert_eq!(store.puts.get(), 1, "a full store is not asked again");
-    assert_eq!(failures.get(), 4, "three reads and one write");
+    assert_eq!(failures.get(), 5, "the manifest is read and written, then three blocks are read");
 }
 
 #[test]
@@ -272,8 +273,10 @@ fn scattered_reads_take_stored_blocks_and_fetch_no_more_than_the_rows_otherwise(
             block_on(file.read_scattered(&[5990..6010, 7..7])).unwrap(),
             [source.part(&(5990..6010)), &[]]
         );
-        assert_eq!(source.reads.take(), [6000..6010]);
-        assert_eq!(block_on(store.list()).unwrap().len(), 2, "rows are not stored");
+        assert_eq!(source.reads.take(), std::slice::from_ref(&(6000..6010)));
+        let is_block = |key: &StoreKey| matches!(key, StoreKey::Block(_));
+        let stored = block_on(store.list()).unwrap().into_iter().filter(is_block).count();
+        assert_eq!(stored, 2, "rows are not stored");
         let outside = block_on(file.read_scattered(&[0..1, 199_999..200_001])).unwrap_err();
         assert_eq!(outside.code(), Code::InvalidArgument);
     }
@@ -334,7 +337,7 @@ fn what_is_on_its_way_ends_with_the_load() {
     let source = CountedSource::new(20_000);
     let repo = Repo::new(One(source.clone())).with_block_size(1000);
     let file = block_on(repo.open("model.safetensors")).unwrap();
-    file.will_read([0..20_000]);
+    file.will_read(std::iter::once(0..20_000));
     assert!(file.read(0..10).now_or_never().is_none(), "the source needs a turn");
     assert_eq!(source.reads.borrow().len(), 4);
     drop((file, repo));

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """A small server for the pages, the models and the tests: HTTP Range, validators, CORS, and a way back for results.
 
-    tools/serve.py [--port N]        serves www/ at /, .work/models at /models/, tests/fixtures at /fixtures/
+    tools/serve.py [--port N]        serves www/ at /, .work/models at /models/, tests/fixtures at /fixtures/,
+                                     and what tools/faults.py describes at /faults/
 
 A page hands its result back with `fetch("/result", {method: "POST", body})`.
 """
@@ -15,6 +16,7 @@ import re
 import threading
 import urllib.parse
 
+import faults
 from project import MODELS, ROOT, main
 
 MOUNTS = {"/models/": MODELS, "/fixtures/": ROOT / "tests" / "fixtures", "/": ROOT / "www"}
@@ -59,14 +61,17 @@ def byte_range(header, size):
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def __init__(self, results, *arguments):
+    def __init__(self, results, sessions, *arguments):
         self.results = results
+        self.sessions = sessions
         super().__init__(*arguments)
 
     def log_message(self, *_):
         pass
 
     def do_GET(self):
+        if self.path.startswith("/faults/"):
+            return faults.answer(self, self.sessions)
         path = self.file()
         if path is None:
             return self.answer(404)
@@ -137,7 +142,7 @@ class Server(http.server.ThreadingHTTPServer):
 
     def __init__(self, port=0):
         self.results = queue.Queue()
-        super().__init__(("127.0.0.1", port), functools.partial(Handler, self.results))
+        super().__init__(("127.0.0.1", port), functools.partial(Handler, self.results, faults.Sessions()))
 
     @property
     def origin(self):

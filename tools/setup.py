@@ -73,7 +73,7 @@ def cargo_tool(package, version, binary, *options):
         return
     say(f"building {package} {version} (some minutes, once)")
     quick = environment(
-        CARGO_PROFILE_RELEASE_OPT_LEVEL="1",
+        CARGO_PROFILE_RELEASE_OPT_LEVEL="0",
         CARGO_PROFILE_RELEASE_LTO="off",
         CARGO_PROFILE_RELEASE_CODEGEN_UNITS="16",
         CARGO_PROFILE_RELEASE_DEBUG="0",

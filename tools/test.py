@@ -25,7 +25,15 @@ from project import MODELS, ROOT, TOOLS, WASM_TARGET, Failure, environment, main
 from serve import Server
 
 # What can be tested alone with --only; a step of no area belongs to the tree as a whole.
-AREAS = {"text": "models that read and write text, and all that stands below them"}
+AREAS = {
+    "text": "models that read and write text, and all that stands below them",
+    "loader": "files, their way over bad networks, and what is kept of them",
+}
+
+# An area whose tests belong to steps of "text" too; its own steps run when it is asked for alone.
+LOADER = "loader"
+LOADER_TARGETS = ("--test=fetch_blocks", "--test=fetch_faults", "--test=loader_faults")
+FETCH_BROWSER = "fetch_browser"
 
 # What runs on the second software driver too: every kernel and every family. The rest is the same on both.
 GPU_TARGETS = ("kernels", "models")
@@ -155,6 +163,8 @@ def web(origin, full):
     yield command("lints, wasm", "cargo", "clippy", *wasm, *deny)
     yield browser_tests("Chromium", origin, full, CHROMEDRIVER=str(setup.CHROMEDRIVER))
     yield browser_tests("Firefox", origin, full, GECKODRIVER=str(TOOLS / "bin" / "geckodriver"))
+    yield browser_tests("Chromium", origin, full, area=LOADER, CHROMEDRIVER=str(setup.CHROMEDRIVER))
+    yield browser_tests("Firefox", origin, full, area=LOADER, GECKODRIVER=str(TOOLS / "bin" / "geckodriver"))
     yield check("package", pack.build)
     yield check("package sizes", pack.check_sizes)
     yield Step("package in Chromium", package_tests, "text")
@@ -166,6 +176,8 @@ def native_tests(full):
     real = {"JIRD_MODELS": str(MODELS), "JIRD_GEMMA_TOKENIZER": str(MODELS / "tok-gemma" / "tokenizer.json")}
     real |= thorough(full)
     lavapipe = {"VK_ICD_FILENAMES": str(setup.LAVAPIPE_ICD), "JIRD_GPU": "lavapipe"}
+    alone = ("cargo", "test", "--no-fail-fast", "--lib", *LOADER_TARGETS)
+    yield runner("loader, native", CARGO_SUMMARY, *alone, area=LOADER, **lavapipe)
     yield runner("native, lavapipe", CARGO_SUMMARY, *cargo_test, area="text", **real, **lavapipe)
 
     gpu_targets = [f"--test={target}" for target in GPU_TARGETS]
@@ -179,12 +191,13 @@ def thorough(full):
     return {"JIRD_FULL": "1"} if full else {}
 
 
-def browser_tests(name, origin, full, **driver):
+def browser_tests(name, origin, full, area="text", **driver):
+    targets = BROWSER_TARGETS if area == "text" else (f"--test={FETCH_BROWSER}",)
     return runner(
         f"browser tests, {name}",
         CARGO_SUMMARY,
-        *("cargo", "test", "--no-fail-fast", f"--target={WASM_TARGET}", *BROWSER_TARGETS),
-        area="text",
+        *("cargo", "test", "--no-fail-fast", f"--target={WASM_TARGET}", *targets),
+        area=area,
         CARGO_TARGET_WASM32_UNKNOWN_UNKNOWN_RUNNER="wasm-bindgen-test-runner",
         WASM_BINDGEN_TEST_TIMEOUT=str(BROWSER_TEST_SECONDS),
         JIRD_TEST_ORIGIN=origin,
@@ -235,7 +248,7 @@ def test():
     results = run_lane([check("set-up", lambda: prepare(options.full))])
     with serve_models() as server:
         chosen = {
-            lane: [step for step in steps if options.only is None or step.area == options.only or step.name == TOOLCHAIN]
+            lane: [step for step in steps if is_asked_for(step, options.only)]
             for lane, steps in lanes(server.origin, options.full).items()
         }
         results += side_by_side(chosen)
@@ -243,6 +256,12 @@ def test():
     passed, failed = sum(r[1] for r in results), sum(r[2] for r in results)
     print(f"{passed} passed, {failed} failed")
     return int(failed > 0)
+
+
+def is_asked_for(step, only):
+    if only is None:
+        return step.area != LOADER
+    return step.area == only or step.name == TOOLCHAIN
 
 
 def side_by_side(lanes):

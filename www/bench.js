@@ -1,6 +1,6 @@
 // Measures prefill and decode in this browser: prints a table and JSON, and posts the JSON to /result for
-// whoever drives the page. Parameters of the page: model, dtype, context, prompt and new (tokens), runs. Prompts
-// may be several, as in prompt=128,2048,8192: decode slows down as the context grows.
+// whoever drives the page. Parameters of the page: model, dtype, context, cache (0: without), prompt and new (tokens),
+// runs (0: the load alone). Prompts may be several, as in prompt=128,2048,8192: decode slows down as the context grows.
 
 import { Model } from "./pkg/index.js";
 
@@ -19,20 +19,23 @@ async function bench() {
   const source = parameters.get("model") ?? "./models/smollm2";
   const prompts = (parameters.get("prompt") ?? "128").split(",").map(Number);
   const maxTokens = tokens("new", 64);
+  const runCount = tokens("runs", 3);
   // A prompt comes out a little longer or shorter than wished.
   const context = Math.ceil(Math.max(...prompts) * 1.05) + maxTokens + 64;
   const started = performance.now();
   const model = await Model.load(source, {
     dtype: parameters.get("dtype") ?? undefined,
     context: parameters.has("context") || context > 2048 ? tokens("context", context) : undefined,
-    onProgress: ({ type, loadedBytes }) => (status.textContent = `Loading: ${type} ${loadedBytes ?? ""}`),
+    cache: parameters.get("cache") !== "0",
+    onProgress: ({ phase, loaded }) => (status.textContent = `Loading: ${phase} ${loaded ?? ""}`),
   });
   const loadMs = performance.now() - started;
+  showLoad(loadMs, model.memory);
   const results = [];
-  for (const promptTokens of prompts) {
+  for (const promptTokens of runCount > 0 ? prompts : []) {
     const promptOf = await prompter(model, promptTokens);
     const runs = [];
-    for (let run = 1; run <= tokens("runs", 3); run++) {
+    for (let run = 1; run <= runCount; run++) {
       status.textContent = `${promptTokens} tokens, run ${run}…`;
       runs.push(await measure(model, promptOf(run), maxTokens));
       showRun(run, runs.at(-1));
@@ -86,6 +89,15 @@ async function measure(model, prompt, maxTokens) {
   };
 }
 
+/** The highest that the wasm heap, which never shrinks, and the GPU's bytes came to. */
+function showLoad(loadMs, { heap, peak, weights }) {
+  const megabytes = (bytes) => (bytes / 1e6).toFixed(1);
+  const row = document.getElementById("load").tBodies[0].insertRow();
+  for (const cell of [(loadMs / 1000).toFixed(1), megabytes(weights), megabytes(peak), megabytes(heap)]) {
+    row.insertCell().textContent = cell;
+  }
+}
+
 function showRun(number, run) {
   const table = document.getElementById("table");
   table.hidden = false;
@@ -100,6 +112,7 @@ function showRun(number, run) {
 
 function median(values) {
   const sorted = values.toSorted((a, b) => a - b);
+  if (sorted.length === 0) return undefined;
   const middle = Math.floor(sorted.length / 2);
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }

@@ -262,11 +262,11 @@ impl Checkpoint {
         Ok(contents)
     }
 
-    /// Downloads the planes of a matrix to the block store, as [`BlockFile::keep`](crate::fetch::BlockFile::keep)
-    /// does.
+    /// Downloads a matrix that is read here and there into the store, in the background: see
+    /// [`BlockFile::keep`](crate::fetch::BlockFile::keep), which also says with what it fails.
     pub async fn keep(&self, layout: &RowLayout) -> Result<()> {
-        for (file, range) in layout.ranges(0..layout.rows)? {
-            self.file(file)?.keep(range).await?;
+        for plane in &layout.planes {
+            self.file(plane.file)?.keep(plane.range(0..layout.rows)).await?;
         }
         Ok(())
     }

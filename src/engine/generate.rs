@@ -9,18 +9,13 @@ use web_time::Instant;
 
 use super::fit::{ContextFull, Fit};
 use super::load::Model;
-use super::session::{Conversation, MAX_ROWS};
+use super::session::{Conversation, MAX_ROWS, STEPS_IN_FLIGHT};
 use crate::error::{Code, Error, Result};
 use crate::gpu::Readback;
 use crate::kernels::Step;
 use crate::nn::{RowStats, Sampler};
 use crate::text::chat::LocalTime;
 use crate::text::{OutputParser, Part, StopSequences};
-
-/// Steps on their way at once: the next is submitted before the last one's token is known, which it reads on
-/// the GPU, so that the GPU does not wait for the CPU. Where a step reads the row of a table for its token, that
-/// must be known first.
-const STEPS_IN_FLIGHT: usize = 2;
 
 /// What to continue.
 #[derive(Clone, Debug)]
@@ -474,5 +469,30 @@ impl Generation {
             }),
             finish_reason: self.finish_reason,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pass(parts: Vec<Part>) -> (Vec<Part>, bool) {
+        let mut watch = Watch { stop: StopSequences::new(["END"]).unwrap(), has_calls: false };
+        let (mut passed, is_stopped) = watch.pass(parts);
+        push_text(&mut passed, watch.stop.release());
+        (passed, is_stopped)
+    }
+
+    #[test]
+    fn stop_sequences_end_the_answer_and_not_the_thinking() {
+        let (text, thinking) =
+            (|text: &str| Part::Text(text.into()), |text: &str| Part::Thinking(text.into()));
+        assert_eq!(
+            pass(vec![thinking("END?"), text("a E"), text("ND b"), text("c")]),
+            (vec![thinking("END?"), text("a ")], true)
+        );
+        // No sequence reaches over what is no text.
+        let parts = vec![text("a E"), thinking("…"), text("ND")];
+        assert_eq!(pass(parts), (vec![text("a "), text("E"), thinking("…"), text("ND")], false));
     }
 }

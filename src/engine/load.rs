@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use serde_json::Value as Json;
 
+use super::memory::MemoryPlan;
 use super::progress::{LoadObserver, Progress};
 use super::session::Conversation;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Code, Error, Result};
-use crate::fetch::Repo;
+use crate::fetch::{BlockFile, HELD_BYTES, Repo};
 use crate::gpu::Gpu;
 use crate::models::{self, TextModel};
 use crate::nn::{Loader, RowTable, WeightDtype};
@@ -21,6 +22,8 @@ use crate::text::{ChatTemplate, OutputFormat, Tokenizer};
 /// Bounds of the small files, in bytes. The largest known tokenizer.json has 33 MB.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
 const MAX_TOKENIZER_BYTES: u64 = 128 << 20;
+
+const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// Positions of a session where the caller names no context: enough for a chat, and affordable on a phone.
 const DEFAULT_CONTEXT: u32 = 2048;
@@ -32,12 +35,62 @@ pub struct LoadOptions {
     pub dtype: WeightDtype,
     /// Positions that a conversation may have; None chooses.
     pub context: Option<u32>,
+    /// Bytes that the model may take on the GPU and on the heap together; None: what the device can hold.
+    pub memory_budget: Option<u64>,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { dtype: WeightDtype::Auto, context: None }
+        Self { dtype: WeightDtype::Auto, context: None, memory_budget: None }
     }
+}
+
+/// What is read before a model is declared.
+struct Opened {
+    config: Json,
+    checkpoint: Rc<Checkpoint>,
+    tokenizer: BlockFile,
+}
+
+impl Opened {
+    async fn read(repo: &Repo) -> Result<Self> {
+        let config = json(repo, "config.json").await?.ok_or_else(|| missing(repo, "config.json"))?;
+        let checkpoint = Rc::new(Checkpoint::open(repo).await?);
+        let tokenizer = repo.find(TOKENIZER_FILE).await?.ok_or_else(|| missing(repo, TOKENIZER_FILE))?;
+        Ok(Self { config, checkpoint, tokenizer })
+    }
+
+    /// Reserves everything that the model will hold. Nothing is allocated and no weight is read.
+    fn declare<'a>(&'a self, gpu: &'a Rc<Gpu>, options: LoadOptions) -> Result<Declared<'a>> {
+        let before = gpu.ledger().as_ref().clone();
+        let mut loader = Loader::new(gpu, &self.checkpoint, options.dtype);
+        let text = models::declare(&self.config, &mut loader)?;
+        let largest = text.dimensions().max_position_embeddings;
+        let context =
+            check_context("load the model", options.context, DEFAULT_CONTEXT.min(largest), largest)?;
+        let conversation = Conversation::new(gpu, text.as_ref(), context, None)?;
+        let mut downloads = self.checkpoint.downloads(&loader.ranges());
+        downloads.push((self.tokenizer.name(), self.tokenizer.size()));
+        let plan = MemoryPlan {
+            tokenizer: self.tokenizer.size(),
+            rows: text.dimensions().row_table.as_ref().map_or(0, RowTable::cache_bytes),
+            staging: HELD_BYTES + loader.staging_bytes(),
+            download_bytes: downloads.iter().map(|(_, bytes)| bytes).sum(),
+            budget: options.memory_budget,
+            ..MemoryPlan::of_gpu(gpu.ledger(), &before)
+        };
+        Ok(Declared { loader, text, conversation, downloads, plan })
+    }
+}
+
+/// A model whose memory is reserved and whose weights are not there yet.
+struct Declared<'a> {
+    loader: Loader<'a>,
+    text: Box<dyn TextModel>,
+    conversation: Conversation,
+    /// The files that will be read, and how much of each.
+    downloads: Vec<(&'a str, u64)>,
+    plan: MemoryPlan,
 }
 
 /// A model on the GPU with its tokenizer.
@@ -65,31 +118,44 @@ impl Model {
         observer: Rc<dyn LoadObserver>,
     ) -> Result<Rc<Self>> {
         let progress = Progress::new(observer);
-        let repo = &progress.clone().watch(repo);
-        let config = json(repo, "config.json").await?.ok_or_else(|| missing(repo, "config.json"))?;
-        let checkpoint = Rc::new(Checkpoint::open(repo).await?);
-        progress.begin(checkpoint.files().map(|file| (file.name(), file.size())));
-        let mut loader = Loader::new(gpu, &checkpoint, options.dtype);
-        let text = models::declare(&config, &mut loader)?;
-        let largest = text.dimensions().max_position_embeddings;
-        let context =
-            check_context("load the model", options.context, DEFAULT_CONTEXT.min(largest), largest)?;
-        let conversation = Conversation::new(gpu, text.as_ref(), context)?;
+        let repo = progress.clone().watch(repo);
+        match Self::load_once(gpu, &repo, options, &progress).await {
+            // A file changed on its server meanwhile: what has been read does not belong together.
+            Err(_) if repo.restart() => Self::load_once(gpu, &repo, options, &progress).await,
+            result => result,
+        }
+    }
 
-        let tokenizer = repo.read_all("tokenizer.json", MAX_TOKENIZER_BYTES).await?;
-        let tokenizer = Tokenizer::from_json(&tokenizer.ok_or_else(|| missing(repo, "tokenizer.json"))?)?;
+    async fn load_once(
+        gpu: &Rc<Gpu>,
+        repo: &Repo,
+        options: LoadOptions,
+        progress: &Progress,
+    ) -> Result<Rc<Self>> {
+        let opened = Opened::read(repo).await?;
+        let declared = opened.declare(gpu, options)?;
+        declared.plan.check()?;
+        progress.begin(&declared.downloads);
+        progress.unused(&models::unused(&declared.loader));
+        gpu.allocate().await?;
+
+        let tokenizer = Tokenizer::from_json(&opened.tokenizer.read_all(MAX_TOKENIZER_BYTES).await?)?;
         let template = template(repo).await?;
         let generation = json(repo, "generation_config.json").await?;
 
+        let Declared { loader, text, conversation, plan, .. } = declared;
         loader.run(&|| progress.check()).await?;
+        gpu.ledger().set_limit(plan.gpu_limit());
+        repo.finish().await?;
         progress.finish();
         let row_table = text.dimensions().row_table.clone();
         let output = OutputFormat::of(&tokenizer, template.as_ref());
-        let mut stop_ids = stop_ids(generation.as_ref().and_then(|json| json.get("eos_token_id")), &config);
+        let config = &opened.config;
+        let mut stop_ids = stop_ids(generation.as_ref().and_then(|json| json.get("eos_token_id")), config);
         stop_ids.extend(output.response_id());
         let model = Rc::new(Self {
             gpu: gpu.clone(),
-            row_table: row_table.map(|layout| Rc::new(RowTable::new(checkpoint.clone(), layout))),
+            row_table: row_table.map(|layout| Rc::new(RowTable::new(opened.checkpoint.clone(), layout))),
             text,
             tokenizer: Arc::new(tokenizer),
             template,
@@ -101,6 +167,15 @@ impl Model {
         // Compiled now, so that the first token does not wait for it.
         model.decode_plan()?;
         Ok(model)
+    }
+
+    /// What [`Model::load`] would take with these options. Only the configuration and the headers are read, and
+    /// nothing is allocated.
+    ///
+    /// Fails as the load would, but for a plan that is above the budget: that it does not fit, the plan says.
+    pub async fn plan(gpu: &Rc<Gpu>, repo: &Repo, options: LoadOptions) -> Result<MemoryPlan> {
+        let opened = Opened::read(repo).await?;
+        opened.declare(gpu, options).map(|declared| declared.plan)
     }
 
     /// `model_type` of its configuration.

@@ -8,17 +8,20 @@ use std::rc::Rc;
 use futures_util::future::{FutureExt, poll_fn};
 use futures_util::stream::{StreamExt, TryStreamExt, iter};
 
-use super::context::{FetchEvent, LoadContext};
+use super::context::FetchEvent;
 use super::fetcher::{Fetcher, reserve};
-use super::scattered::{Piece, pieces_by_block, spans};
+use super::manifest::as_ranges;
+use super::scattered::{Parts, Piece, pieces_by_block, spans};
 use super::source::slice;
-use super::window::{BlockFuture, READ_AHEAD, Window};
-use super::{ByteSource, Metadata};
+use super::window::{BlockFuture, READ_AHEAD, WINDOW_BLOCKS, Window};
 use crate::error::{Code, Error, Result};
 
 /// Bytes in a block; the last one of a file is shorter. It bounds what is lost when the network breaks
 /// off and what lies in memory at once.
 pub const BLOCK_SIZE: u64 = 8 << 20;
+
+/// Bytes of blocks that a load holds in memory.
+pub const HELD_BYTES: u64 = WINDOW_BLOCKS as u64 * BLOCK_SIZE;
 
 /// Stored blocks that scattered reads cut at a time, and requests that they make at a time: browsers open
 /// six connections to a server.
@@ -36,14 +39,7 @@ pub struct BlockFile {
 }
 
 impl BlockFile {
-    pub(super) fn new(
-        name: &str,
-        source: Rc<dyn ByteSource>,
-        metadata: Metadata,
-        context: LoadContext,
-        window: Rc<Window>,
-    ) -> Self {
-        let fetcher = Rc::new(Fetcher::new(name, source, metadata, context));
+    pub(super) fn new(fetcher: Rc<Fetcher>, window: Rc<Window>) -> Self {
         Self { fetcher, window, wanted: RefCell::default() }
     }
 
@@ -65,7 +61,16 @@ impl BlockFile {
     /// Says that `ranges` will be read, in ascending order, so that their blocks may be fetched ahead.
     /// Blocks that nobody has named here are fetched when they are read.
     pub fn will_read(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
-        let blocks = ranges.into_iter().flat_map(|range| self.fetcher.blocks(&range));
+        let blocks: BTreeSet<u64> = if self.fetcher.is_checked() {
+            (0..self.fetcher.block_count()).collect()
+        } else {
+            ranges.into_iter().flat_map(|range| self.fetcher.blocks(&range)).collect()
+        };
+        let stored = blocks.iter().filter_map(|block| {
+            let extent = self.fetcher.extent(*block);
+            Some((self.fetcher.place(*block)?.1, extent.end - extent.start))
+        });
+        self.fetcher.context.state.wanted.borrow_mut().extend(stored);
         self.wanted.borrow_mut().extend(blocks);
     }
 
@@ -95,31 +100,30 @@ impl BlockFile {
     ///
     /// Fails as [`read`](Self::read) does.
     pub async fn read_scattered(&self, ranges: &[Range<u64>]) -> Result<Vec<Vec<u8>>> {
+        ranges.iter().try_for_each(|range| self.check(range))?;
         let _reading = self.fetcher.context.state.foreground.enter();
-        let mut parts = Vec::with_capacity(ranges.len());
-        for range in ranges {
-            self.check(range)?;
-            let mut part = Vec::new();
-            reserve(&mut part, range.end - range.start)?;
-            part.resize((range.end - range.start) as usize, 0);
-            parts.push(part);
-        }
-        let place = |parts: &mut Vec<Vec<u8>>, piece: &Piece, bytes: &[u8]| {
-            let start = (piece.bytes.start - ranges[piece.index].start) as usize;
-            parts[piece.index][start..start + bytes.len()].copy_from_slice(bytes);
-        };
-        let mut missing = Vec::new();
-        let blocks = pieces_by_block(ranges, self.fetcher.context.block_size);
+        let mut parts = Parts::new(ranges)?;
+        let missing = self.cut_stored(&mut parts).await;
+        self.fetch_missing(missing, &mut parts).await?;
+        Ok(parts.into_bytes())
+    }
+
+    /// Fills in what lies in stored blocks; the pieces that do not.
+    async fn cut_stored(&self, parts: &mut Parts<'_>) -> Vec<Piece> {
+        let blocks = pieces_by_block(parts.ranges(), self.fetcher.context.block_size);
         let cuts = iter(blocks).map(|(block, pieces)| self.cut(block, pieces));
         let mut cuts = cuts.buffer_unordered(SCATTERED_AT_ONCE);
+        let mut missing = Vec::new();
         while let Some((pieces, cut)) = cuts.next().await {
             match cut {
                 None => missing.extend(pieces),
-                Some(cut) => {
-                    pieces.iter().zip(&cut).for_each(|(piece, bytes)| place(&mut parts, piece, bytes))
-                }
+                Some(cut) => pieces.iter().zip(&cut).for_each(|(piece, bytes)| parts.place(piece, bytes)),
             }
         }
+        missing
+    }
+
+    async fn fetch_missing(&self, missing: Vec<Piece>, parts: &mut Parts<'_>) -> Result<()> {
         let fetches = iter(spans(missing)).map(|span| async move {
             let bytes = self.fetcher.fetch(span.bytes.clone()).await?;
             Ok::<_, Error>((span, bytes))
@@ -129,10 +133,10 @@ impl BlockFile {
         while let Some((span, bytes)) = fetches.try_next().await? {
             for piece in &span.pieces {
                 let within = piece.bytes.start - span.bytes.start..piece.bytes.end - span.bytes.start;
-                place(&mut parts, piece, slice(self.name(), &bytes, &within)?);
+                parts.place(piece, slice(self.name(), &bytes, &within)?);
             }
         }
-        Ok(parts)
+        Ok(())
     }
 
     /// The bytes of `pieces`, which lie in `block`, if that is stored in its whole length.
@@ -155,6 +159,12 @@ impl BlockFile {
         (pieces, cut.filter(is_whole))
     }
 
+    /// Says that [`keep`](Self::keep) is to store `range`, which the load does not read: the model does not
+    /// count as cached before.
+    pub fn will_keep(&self, range: Range<u64>) {
+        self.fetcher.will_keep(self.fetcher.blocks(&range));
+    }
+
     /// Downloads the blocks of `range` that are not stored yet, one at a time, and gives way to reads before
     /// each. Does nothing where blocks cannot be stored. Dropping the future ends the download; the blocks
     /// that have arrived stay.
@@ -162,10 +172,29 @@ impl BlockFile {
     /// Fails with `Storage` if the store fails, as when it is full, and as [`read`](Self::read) does.
     pub async fn keep(&self, range: Range<u64>) -> Result<()> {
         self.check(&range)?;
-        for number in self.fetcher.blocks(&range) {
-            self.fetcher.context.state.foreground.idle().await;
+        let (context, blocks) = (&self.fetcher.context, self.fetcher.blocks(&range));
+        let Some(store) = context.store.as_deref().filter(|_| self.fetcher.place(0).is_some()) else {
+            return Ok(());
+        };
+        self.will_keep(range);
+        let mut is_lacking = false;
+        for number in blocks {
+            context.state.foreground.idle().await;
+            if !is_lacking && !self.fetcher.has(number).await? {
+                is_lacking = true;
+                context.update_manifest(&|manifest| manifest.complete = false).await;
+            }
             self.fetcher.keep(number).await?;
         }
+        let stored = store.list().await?.into_iter().collect();
+        context
+            .update_manifest(&|manifest| {
+                if let Some(Some(record)) = manifest.files.get_mut(self.name()) {
+                    record.blocks = as_ranges(&self.fetcher.needed_blocks());
+                }
+                manifest.complete = context.state.is_finished.get() && manifest.is_in(&stored);
+            })
+            .await;
         Ok(())
     }
 
@@ -176,8 +205,20 @@ impl BlockFile {
                 .expected(format!("at most {limit} bytes"))
                 .got(self.size().to_string()));
         }
-        self.will_read([0..self.size()]);
+        self.will_read(std::iter::once(0..self.size()));
         self.read(0..self.size()).await
+    }
+
+    /// Bytes of the blocks that hold `ranges`: what is loaded when these are read. A file whose hash is checked is
+    /// loaded as a whole.
+    pub fn bytes_of_blocks(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> u64 {
+        if self.fetcher.is_checked() {
+            return self.size();
+        }
+        let blocks: BTreeSet<u64> =
+            ranges.into_iter().flat_map(|range| self.fetcher.blocks(&range)).collect();
+        let extents = blocks.into_iter().map(|block| self.fetcher.extent(block));
+        extents.map(|extent| extent.end - extent.start).sum()
     }
 
     fn check(&self, range: &Range<u64>) -> Result<()> {
@@ -188,9 +229,29 @@ impl BlockFile {
             .expected(format!("a range inside its {} bytes", self.size())))
     }
 
+    /// Brings what the check of the file's integrity still lacks.
+    pub(super) async fn verify(&self) -> Result<()> {
+        self.fetcher.check_again_if_fetched();
+        if self.fetcher.is_checked() {
+            self.will_read([]);
+        }
+        while let Some(number) = self.fetcher.unchecked_before(self.fetcher.block_count()) {
+            self.bring(number).await?;
+        }
+        self.fetcher.conclude().await
+    }
+
+    /// One block, and before it those that the check of the file's integrity needs first.
+    async fn block(&self, number: u64) -> Result<Rc<Vec<u8>>> {
+        while let Some(skipped) = self.fetcher.unchecked_before(number) {
+            self.bring(skipped).await?;
+        }
+        self.bring(number).await
+    }
+
     /// One block. While it is awaited, those ahead of it come in too: a transfer flows only while it is
     /// polled.
-    async fn block(&self, number: u64) -> Result<Rc<Vec<u8>>> {
+    async fn bring(&self, number: u64) -> Result<Rc<Vec<u8>>> {
         let mut block = self.window.block(&self.fetcher, number);
         let mut ahead = self.ahead_of(number);
         let result = poll_fn(|context| {
@@ -200,7 +261,9 @@ impl BlockFile {
         })
         .await;
         self.window.settle(&self.fetcher, number, result.is_err());
-        result
+        let bytes = result?;
+        self.fetcher.check(number, &bytes).await?;
+        Ok(bytes)
     }
 
     fn ahead_of(&self, number: u64) -> Vec<BlockFuture> {

@@ -1,11 +1,13 @@
 //! Brings the blocks of one file, from the store or from the source.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 
 use super::context::{FetchEvent, LoadContext, Progress};
+use super::integrity::{Check, Integrity};
+use super::manifest::delete_file;
 use super::retry::Retries;
 use super::{BlockKey, BlockStore, ByteSource, Metadata, StoreKey};
 use crate::error::{Code, Error, Result};
@@ -18,7 +20,16 @@ pub(super) struct Fetcher {
     pub(super) source: Rc<dyn ByteSource>,
     pub(super) metadata: Metadata,
     pub(super) context: LoadContext,
+    pub(super) integrity: Option<Integrity>,
+    /// The integrity of the blocks that have come so far. None where there is nothing to check, or where
+    /// what is stored was checked when it came.
+    check: RefCell<Option<Check>>,
+    /// The whole file has been checked in this load.
+    pub(super) is_verified: Cell<bool>,
+    /// Something has come from the source.
+    is_fetched: Cell<bool>,
     tally: RefCell<Tally>,
+    kept: RefCell<BTreeSet<u64>>,
 }
 
 /// Which blocks have been counted as loaded, and their bytes.
@@ -36,7 +47,82 @@ impl Fetcher {
         metadata: Metadata,
         context: LoadContext,
     ) -> Self {
-        Self { name: name.to_owned(), source, metadata, context, tally: RefCell::default() }
+        Self {
+            name: name.to_owned(),
+            source,
+            metadata,
+            context,
+            integrity: None,
+            check: RefCell::default(),
+            is_verified: Cell::default(),
+            is_fetched: Cell::default(),
+            tally: RefCell::default(),
+            kept: RefCell::default(),
+        }
+    }
+
+    /// Demands that the file have this integrity. `is_trusted` says that what is stored was seen to have it.
+    pub(super) fn with_integrity(mut self, integrity: Option<Integrity>, is_trusted: bool) -> Self {
+        self.check = RefCell::new((integrity.is_some() && !is_trusted).then(Check::new));
+        self.integrity = integrity;
+        self
+    }
+
+    /// The number of blocks of the file.
+    pub(super) fn block_count(&self) -> u64 {
+        self.metadata.size.div_ceil(self.context.block_size)
+    }
+
+    /// Blocks that are to be stored though the load does not read them.
+    pub(super) fn will_keep(&self, blocks: Range<u64>) {
+        self.kept.borrow_mut().extend(blocks);
+    }
+
+    /// The blocks without which the model does not work.
+    pub(super) fn needed_blocks(&self) -> BTreeSet<u64> {
+        self.tally.borrow().blocks.union(&self.kept.borrow()).copied().collect()
+    }
+
+    /// The block that must be checked before block `number`, if there is one.
+    pub(super) fn unchecked_before(&self, number: u64) -> Option<u64> {
+        self.check.borrow().as_ref().map(|check| check.next).filter(|next| *next < number)
+    }
+
+    /// A check of the stored blocks was spared, but now some have come anew.
+    pub(super) fn check_again_if_fetched(&self) {
+        if self.integrity.is_some() && self.is_fetched.get() && !self.is_verified.get() {
+            self.check.borrow_mut().get_or_insert_with(Check::new);
+        }
+    }
+
+    /// Adds a block to the check if it is its turn. The last one ends the check; a file that fails it is
+    /// deleted from the store.
+    pub(super) async fn check(&self, number: u64, bytes: &[u8]) -> Result<()> {
+        if let Some(check) = self.check.borrow_mut().as_mut().filter(|check| check.next == number) {
+            check.update(bytes);
+        }
+        self.conclude().await
+    }
+
+    /// Compares when all blocks have been checked.
+    pub(super) async fn conclude(&self) -> Result<()> {
+        let is_whole = |check: &mut Check| check.next == self.block_count();
+        let Some(check) = self.check.borrow_mut().take_if(is_whole) else { return Ok(()) };
+        let Some(integrity) = &self.integrity else { return Ok(()) };
+        let result = check.finish(&self.name, integrity);
+        self.is_verified.set(result.is_ok());
+        if result.is_err()
+            && let Some(store) = self.context.store.as_deref()
+            && let Err(error) = delete_file(store, self.source.name(), |_| true).await
+        {
+            self.context.tell(FetchEvent::StoreFailed { file: &self.name, error: &error });
+        }
+        result
+    }
+
+    /// Whether the file is being checked as it comes, so that all of it must come.
+    pub(super) fn is_checked(&self) -> bool {
+        self.check.borrow().is_some()
     }
 
     /// The numbers of the blocks that hold `range`.
@@ -91,6 +177,7 @@ impl Fetcher {
         {
             return Ok((bytes, true));
         }
+        self.context.see_to_room(store, &self.name).await;
         let bytes = self.fetch(self.extent(number)).await?;
         if !self.context.state.store_is_full.get()
             && let Err(error) = store.put(key, &bytes).await
@@ -111,6 +198,14 @@ impl Fetcher {
         };
         let extent = self.extent(number);
         (bytes.len() as u64 == extent.end - extent.start).then_some(bytes)
+    }
+
+    /// Whether the store has a block.
+    pub(super) async fn has(&self, number: u64) -> Result<bool> {
+        match self.place(number) {
+            Some((store, key)) => store.has(&key).await,
+            None => Ok(false),
+        }
     }
 
     /// Sees to it that the store has a block, where it can have it.
@@ -137,7 +232,10 @@ impl Fetcher {
         loop {
             let before = bytes.len();
             let rest = range.start + before as u64..range.end;
-            let Err(fault) = self.source.read(rest, &self.metadata, &mut bytes).await else { break };
+            let result = self.source.read(rest, &self.metadata, &mut bytes).await;
+            self.is_fetched.set(true);
+            self.context.state.reached.set(self.context.state.reached.get() || bytes.len() > before);
+            let Err(fault) = result else { break };
             if bytes.len() - before >= SOME_BYTES {
                 retries.reset();
             }

@@ -58,8 +58,7 @@ mod native {
 
     impl Host for NativeHost {
         fn sleep(&self, time: Duration) -> LocalBoxFuture<'static, ()> {
-            std::thread::sleep(time);
-            ready(()).boxed_local()
+            async move { std::thread::sleep(time) }.boxed_local()
         }
 
         fn now(&self) -> u64 {

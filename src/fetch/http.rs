@@ -10,7 +10,7 @@ use js_sys::{Function, Uint8Array};
 use wasm_bindgen::prelude::*;
 
 use super::blob::append;
-use super::response::{Body, Head, refused, retry_remedy};
+use super::response::{Body, Head, refused};
 use super::{ByteSource, Fault, Metadata, Opener, base_url};
 use crate::error::Result;
 
@@ -46,43 +46,57 @@ extern "C" {
     fn retry_after(this: &JsHead) -> Option<f64>;
 }
 
+/// Bodies that wait between two reads, over all files of a place: each holds one of the few connections that
+/// a browser opens to a server.
+const MOST_WAITING: usize = 2;
+
 /// How requests are made.
-#[derive(Clone)]
 struct Client {
     /// In place of the global `fetch`.
     fetch: Option<Function>,
     stall: Duration,
+    /// Has an owner more for each body that waits.
+    waiting: Rc<()>,
 }
 
 /// The files below a base URL.
 pub struct HttpOpener {
+    id: String,
     base_url: String,
-    client: Client,
+    client: Rc<Client>,
 }
 
 impl HttpOpener {
     /// The files of a model at `location`, which is what [`base_url`] takes.
     pub fn new(location: &str) -> Result<Self> {
-        Ok(Self { base_url: base_url(location)?, client: Client { fetch: None, stall: STALL } })
+        Ok(Self {
+            id: location.to_owned(),
+            base_url: base_url(location)?,
+            client: Rc::new(Client { fetch: None, stall: STALL, waiting: Rc::default() }),
+        })
     }
 
     /// Makes every request by `fetch`, a function like the global one: it gets an address and an object with
     /// `headers`, `cache` and `signal`, and returns a promise of a `Response`.
-    pub fn with_fetch(mut self, fetch: Option<Function>) -> Self {
-        self.client.fetch = fetch;
-        self
+    pub fn with_fetch(self, fetch: Option<Function>) -> Self {
+        let client = Client { fetch, stall: self.client.stall, waiting: Rc::default() };
+        Self { client: Rc::new(client), ..self }
     }
 
     /// Gives up a request that brings nothing for `stall`; 30 s, if this is not called.
-    pub fn with_stall(mut self, stall: Duration) -> Self {
-        self.client.stall = stall;
-        self
+    pub fn with_stall(self, stall: Duration) -> Self {
+        let client = Client { fetch: self.client.fetch.clone(), stall, waiting: Rc::default() };
+        Self { client: Rc::new(client), ..self }
     }
 }
 
 impl Opener for HttpOpener {
     fn name(&self) -> &str {
         &self.base_url
+    }
+
+    fn id(&self) -> &str {
+        &self.id
     }
 
     fn open(&self, file: &str) -> Rc<dyn ByteSource> {
@@ -103,10 +117,10 @@ impl Opener for HttpOpener {
 /// is compared.
 struct HttpSource {
     url: String,
-    client: Client,
+    client: Rc<Client>,
     ignores_ranges: Cell<bool>,
     /// The body of a server that ignores ranges, between two reads.
-    running: RefCell<Option<Transfer>>,
+    running: RefCell<Option<Waiting>>,
 }
 
 impl HttpSource {
@@ -122,7 +136,7 @@ impl HttpSource {
             Body::Part { size: None } => self.probe_size().await?,
             Body::Whole { size } => {
                 self.ignores_ranges.set(true);
-                *self.running.borrow_mut() = Some(transfer);
+                self.leave_waiting(transfer);
                 size
             }
         };
@@ -151,9 +165,9 @@ impl HttpSource {
         if range.is_empty() {
             return Ok(());
         }
-        let running = self.running.take().filter(|transfer| transfer.position <= range.start);
-        if let Some(transfer) = running {
-            return self.read_whole(transfer, range, version, bytes).await;
+        let running = self.running.take().filter(|waiting| waiting.transfer.position <= range.start);
+        if let Some(waiting) = running {
+            return self.read_whole(waiting.transfer, range, version, bytes).await;
         }
         let text = format!("bytes={}-{}", range.start, range.end - 1);
         let (head, mut transfer) = self.request(&range, &text).await?;
@@ -186,13 +200,22 @@ impl HttpSource {
         if transfer.position == version.size {
             return self.expect_end(&mut transfer, &range).await;
         }
-        *self.running.borrow_mut() = Some(transfer);
+        self.leave_waiting(transfer);
         Ok(())
     }
 
+    /// Leaves a body to the next read, unless as many wait as may.
+    fn leave_waiting(&self, transfer: Transfer) {
+        let waiting = &self.client.waiting;
+        // One owner is the client.
+        if Rc::strong_count(waiting) <= MOST_WAITING {
+            self.running.replace(Some(Waiting { transfer, _place: waiting.clone() }));
+        }
+    }
+
     async fn request(&self, range: &Range<u64>, header: &str) -> Result<(Head, Transfer), Fault> {
-        let Client { fetch, stall } = self.client.clone();
-        let exchange = Exchange::new(fetch, &self.url, header, stall.as_millis() as f64);
+        let stall_ms = self.client.stall.as_millis() as f64;
+        let exchange = Exchange::new(self.client.fetch.clone(), &self.url, header, stall_ms);
         let transfer = Transfer { exchange, position: 0, chunk: Uint8Array::new_with_length(0) };
         let head = transfer.exchange.head().await.map_err(|reason| self.broken(range, &describe(&reason)))?;
         let head = Head {
@@ -248,9 +271,13 @@ impl HttpSource {
         Ok(())
     }
 
-    /// The fault of a connection that failed. Browsers do not tell a page why.
+    /// The fault of a connection that failed. Browsers do not tell a page why; some also fail what is
+    /// compressed though ranges were asked for.
     fn broken(&self, range: &Range<u64>, got: &str) -> Fault {
-        Fault::Passing { error: refused(&self.url, range).got(got).remedy(retry_remedy()), retry_after: None }
+        let error = refused(&self.url, range).got(got).remedy(
+            "Check the connection, and that the server lets this page read the file (CORS) and leaves it uncompressed.",
+        );
+        Fault::Passing { error, retry_after: None }
     }
 }
 
@@ -275,6 +302,12 @@ impl ByteSource for HttpSource {
     fn is_sequential(&self) -> bool {
         self.ignores_ranges.get()
     }
+}
+
+/// A body between two reads.
+struct Waiting {
+    transfer: Transfer,
+    _place: Rc<()>,
 }
 
 /// A response's body that is being read. Dropping it ends the transfer of what nobody will read.

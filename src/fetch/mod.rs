@@ -18,6 +18,8 @@ mod fetcher;
 mod host;
 #[cfg(target_arch = "wasm32")]
 mod http;
+mod integrity;
+mod manifest;
 mod repo;
 #[cfg(any(test, target_arch = "wasm32"))]
 mod response;
@@ -29,13 +31,15 @@ mod window;
 
 #[cfg(target_arch = "wasm32")]
 pub use blob::BlobOpener;
-pub use block_file::{BLOCK_SIZE, BlockFile};
+pub use block_file::{BLOCK_SIZE, BlockFile, HELD_BYTES};
 #[cfg(target_arch = "wasm32")]
 pub use cache::CacheStore;
 pub use context::{FetchEvent, Observer, Progress};
 pub use host::{DefaultHost, Host, Lock};
 #[cfg(target_arch = "wasm32")]
 pub use http::HttpOpener;
+pub use integrity::Integrity;
+pub use manifest::{CachedModel, cached_models, collect_garbage, delete_cached, is_cached};
 #[cfg(not(target_arch = "wasm32"))]
 pub use repo::FolderOpener;
 pub use repo::{MemoryOpener, Opener, Repo, base_url};

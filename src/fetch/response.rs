@@ -129,12 +129,6 @@ impl Head {
 const ACCESS_REMEDY: &str = "The model may be gated: accept its licence on its page, and load it with the option fetch, a \
      function that adds your access token to each request; or serve a copy of the files yourself.";
 
-/// What to do when a connection fails, for which browsers give no reason.
-#[cfg(target_arch = "wasm32")]
-pub(super) fn retry_remedy() -> &'static str {
-    "Check the connection, and that the server lets this page read the file (CORS)."
-}
-
 /// `bytes 0-99/1234` as start, end (past the last byte) and size.
 fn parse_content_range(text: &str) -> Option<(u64, u64, u64)> {
     let (range, size) = text.strip_prefix("bytes ")?.split_once('/')?;

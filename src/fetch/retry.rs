@@ -10,6 +10,10 @@ use crate::error::{Code, Error, Result};
 /// a tunnel may take.
 const MAX_FAILURES: u32 = 8;
 
+/// The same while nothing has come from anywhere: the address may be wrong, or the server forbid the page to
+/// read it, which looks the same.
+const MAX_FIRST_FAILURES: u32 = 3;
+
 const FIRST_DELAY: Duration = Duration::from_millis(500);
 const LONGEST_DELAY: Duration = Duration::from_secs(30);
 
@@ -44,7 +48,8 @@ impl<'a> Retries<'a> {
             Fault::Lasting(error) => return Err(error),
         };
         self.failures += 1;
-        if self.failures >= MAX_FAILURES || retry_after > LONGEST_RETRY_AFTER {
+        let limit = if self.context.state.reached.get() { MAX_FAILURES } else { MAX_FIRST_FAILURES };
+        if self.failures >= limit || retry_after > LONGEST_RETRY_AFTER {
             return Err(self.surrender(error, retry_after));
         }
         let delay = delay(self.failures, self.context.host.random()).max(retry_after);

@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::fetcher::reserve;
+use crate::error::Result;
+
 /// Two pieces that lie nearer to each other than this are fetched by one request: a request costs about as
 /// much as these bytes.
 const GAP_BYTES: u64 = 16 << 10;
@@ -24,6 +27,38 @@ pub(super) struct Piece {
 pub(super) struct Span {
     pub(super) bytes: Range<u64>,
     pub(super) pieces: Vec<Piece>,
+}
+
+/// The bytes of several ranges, filled in piece by piece.
+pub(super) struct Parts<'a> {
+    ranges: &'a [Range<u64>],
+    bytes: Vec<Vec<u8>>,
+}
+
+impl<'a> Parts<'a> {
+    pub(super) fn new(ranges: &'a [Range<u64>]) -> Result<Self> {
+        let empty = |range: &Range<u64>| {
+            let mut bytes = Vec::new();
+            reserve(&mut bytes, range.end - range.start)?;
+            bytes.resize((range.end - range.start) as usize, 0);
+            Ok(bytes)
+        };
+        Ok(Self { ranges, bytes: ranges.iter().map(empty).collect::<Result<_>>()? })
+    }
+
+    pub(super) fn ranges(&self) -> &'a [Range<u64>] {
+        self.ranges
+    }
+
+    /// Fills in a piece, whose bytes these must be.
+    pub(super) fn place(&mut self, piece: &Piece, bytes: &[u8]) {
+        let start = (piece.bytes.start - self.ranges[piece.index].start) as usize;
+        self.bytes[piece.index][start..start + bytes.len()].copy_from_slice(bytes);
+    }
+
+    pub(super) fn into_bytes(self) -> Vec<Vec<u8>> {
+        self.bytes
+    }
 }
 
 /// The pieces of `ranges` by block. The pieces of one range come in its order.

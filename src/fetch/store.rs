@@ -10,7 +10,7 @@ use super::source::slice;
 use crate::error::Result;
 
 /// Names one block of one version of one file.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockKey {
     /// The name of the [`ByteSource`](super::ByteSource).
     pub url: String,
@@ -21,7 +21,7 @@ pub struct BlockKey {
 }
 
 /// Names an entry of a store.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum StoreKey {
     /// A piece of a file.
     Block(BlockKey),

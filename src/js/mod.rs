@@ -7,25 +7,33 @@ mod generation;
 mod observer;
 mod options;
 
+use std::collections::BTreeMap;
+use std::pin::pin;
 use std::rc::Rc;
 
-use futures_util::future::{AbortHandle, abortable};
-use js_sys::{Function, Object, Reflect};
+use futures_util::future::{AbortHandle, Either, abortable, select};
+use js_sys::{Array, Function, Object, Reflect};
 use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::spawn_local;
 use web_sys::{AbortSignal, Blob};
 
 use crate::engine::{self, GenerateOptions, LoadOptions, Model, Prompt};
 use crate::error::{Code, Error, Result};
-use crate::fetch::{BlobOpener, CacheStore, HttpOpener, Repo};
+use crate::fetch::{self, BlobOpener, CacheStore, CachedModel, HttpOpener, Integrity, Repo, base_url};
 use crate::gpu::{Gpu, GpuOptions};
-use crate::nn::{RowTable, WeightDtype};
+use crate::nn::RowTable;
 use generation::Generation;
 use observer::Observer;
 use options::{GenerateJs, LoadJs, SessionJs, now, prompt, read};
 
 /// The cache that holds the blocks of all models of an origin.
 const CACHE_NAME: &str = "jird-blocks-v1";
+
+#[wasm_bindgen(module = "/src/js/abort.js")]
+extern "C" {
+    /// Resolves when the signal aborts; never without one.
+    async fn aborted(signal: Option<AbortSignal>);
+}
 
 /// Shows panics, which are bugs, in the console.
 #[wasm_bindgen(start)]
@@ -62,13 +70,24 @@ impl Drop for Engine {
 impl Engine {
     /// Loads the model at `location`: a URL, a hub id, or `{ files: { name: Blob } }`.
     ///
-    /// `options`: `dtype`, `context`, `cache`. `callbacks`: `onProgress(event)`, `signal`.
+    /// `options`: `dtype`, `context`, `memoryBudget`, `cache`, `integrity`. `callbacks`: `onProgress(event)`,
+    /// `signal`, `fetch`.
     pub async fn load(
         location: JsValue,
         options: JsValue,
         callbacks: JsValue,
     ) -> std::result::Result<Engine, JsValue> {
         Self::try_load(location, options, callbacks).await.map_err(thrown)
+    }
+
+    /// What a load with these arguments would take, in bytes: `{ weights, kvCache, activations, other,
+    /// gpuBytes, tokenizer, rows, staging, heapBytes, totalBytes, downloadBytes, fits }`.
+    pub async fn plan(
+        location: JsValue,
+        options: JsValue,
+        callbacks: JsValue,
+    ) -> std::result::Result<Object, JsValue> {
+        Self::try_plan(location, options, callbacks).await.map_err(thrown)
     }
 
     /// Prepares the continuation of `input`, a string or an array of messages.
@@ -112,19 +131,123 @@ impl Engine {
         object(entries)
     }
 
+    /// Whether the model at `location`, a URL or a hub id, loads without a network.
+    #[wasm_bindgen(js_name = isCached)]
+    pub async fn is_cached(location: String) -> std::result::Result<bool, JsValue> {
+        async { fetch::is_cached(&CacheStore::open(CACHE_NAME).await?, &base_url(&location)?).await }
+            .await
+            .map_err(thrown)
+    }
+
+    /// Deletes what is kept of the model at `location`; whether there was something.
+    #[wasm_bindgen(js_name = deleteCached)]
+    pub async fn delete_cached(location: String) -> std::result::Result<bool, JsValue> {
+        async { fetch::delete_cached(&CacheStore::open(CACHE_NAME).await?, &base_url(&location)?).await }
+            .await
+            .map_err(thrown)
+    }
+
+    /// What is kept: an array of `{ id, url, bytes, files, complete }`.
+    #[wasm_bindgen(js_name = cachedModels)]
+    pub async fn cached_models() -> std::result::Result<Array, JsValue> {
+        let models = async { fetch::cached_models(&CacheStore::open(CACHE_NAME).await?).await };
+        let describe = |model: CachedModel| {
+            object([
+                ("id", model.id.into()),
+                ("url", model.place.into()),
+                ("bytes", (model.bytes as f64).into()),
+                ("files", model.files.into()),
+                ("complete", model.complete.into()),
+            ])
+        };
+        Ok(models.await.map_err(thrown)?.into_iter().map(describe).collect())
+    }
+
     async fn try_load(location: JsValue, options: JsValue, callbacks: JsValue) -> Result<Engine> {
+        let wish = Wish::read(location, options, callbacks)?;
+        let loading = async {
+            let (gpu, repo) = wish.open().await?;
+            Model::load(&gpu, repo, wish.load, wish.observer.clone()).await
+        };
+        let model = wish.unless_aborted(loading).await?;
+        let keeping = model.row_table().cloned().map(keep);
+        Ok(Engine { model, dtype: wish.dtype, keeping })
+    }
+
+    async fn try_plan(location: JsValue, options: JsValue, callbacks: JsValue) -> Result<Object> {
+        let wish = Wish::read(location, options, callbacks)?;
+        let planning = async {
+            let (gpu, repo) = wish.open().await?;
+            Model::plan(&gpu, &repo, wish.load).await
+        };
+        let plan = wish.unless_aborted(planning).await?;
+        let bytes = |bytes: u64| JsValue::from(bytes as f64);
+        Ok(object([
+            ("weights", bytes(plan.weights)),
+            ("kvCache", bytes(plan.kv_cache)),
+            ("activations", bytes(plan.activations)),
+            ("other", bytes(plan.other)),
+            ("gpuBytes", bytes(plan.gpu_bytes())),
+            ("tokenizer", bytes(plan.tokenizer)),
+            ("rows", bytes(plan.rows)),
+            ("staging", bytes(plan.staging)),
+            ("heapBytes", bytes(plan.heap_bytes())),
+            ("totalBytes", bytes(plan.total_bytes())),
+            ("downloadBytes", bytes(plan.download_bytes)),
+            ("fits", plan.fits().into()),
+        ]))
+    }
+}
+
+/// The arguments of a load or a plan.
+struct Wish {
+    location: JsValue,
+    load: LoadOptions,
+    dtype: String,
+    cache: bool,
+    integrity: BTreeMap<String, Integrity>,
+    fetch: Option<Function>,
+    signal: Option<AbortSignal>,
+    observer: Rc<Observer>,
+}
+
+impl Wish {
+    fn read(location: JsValue, options: JsValue, callbacks: JsValue) -> Result<Self> {
         let options: LoadJs = read("the options of load", options)?;
-        let dtype = options.dtype.unwrap_or_else(|| "auto".to_owned());
-        let load = LoadOptions { dtype: WeightDtype::parse(&dtype)?, context: options.context };
+        let load = options.load_options()?;
         let callback = |name: &str| Reflect::get(&callbacks, &name.into()).unwrap_or_default();
         let signal: Option<AbortSignal> = callback("signal").dyn_into().ok();
         let on_progress: Option<Function> = callback("onProgress").dyn_into().ok();
+        let fetch: Option<Function> = callback("fetch").dyn_into().ok();
+        let integrity = options.integrity.iter().flatten();
+        let integrity = integrity.map(|(file, hash)| Ok((file.clone(), Integrity::parse(hash)?)));
+        let integrity = integrity.collect::<Result<BTreeMap<_, _>>>()?;
         let observer = Rc::new(Observer::new(on_progress, signal.clone()));
-        let repo = repo(location, options.cache.unwrap_or(true), &observer).await?;
-        let gpu = Gpu::open(GpuOptions::default()).await?;
-        let model = Model::load(&gpu, repo, load, observer).await?;
-        let keeping = model.row_table().cloned().map(keep);
-        Ok(Engine { model, dtype, keeping })
+        let dtype = options.dtype().to_owned();
+        Ok(Self {
+            location,
+            load,
+            dtype,
+            cache: options.cache.unwrap_or(true),
+            integrity,
+            fetch,
+            signal,
+            observer,
+        })
+    }
+
+    /// A device, and the files.
+    async fn open(&self) -> Result<(Rc<Gpu>, Repo)> {
+        let repo = repo(self.location.clone(), self.cache, self.fetch.clone(), &self.observer).await?;
+        Ok((Gpu::open(GpuOptions::default()).await?, repo.with_integrity(self.integrity.clone())))
+    }
+
+    /// An abort drops `work` where it stands, and with it its requests and its memory on the GPU.
+    async fn unless_aborted<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        match select(pin!(work), pin!(aborted(self.signal.clone()))).await {
+            Either::Left((result, _)) => result,
+            Either::Right(_) => Err(Error::new(Code::Aborted, "load the model")),
+        }
     }
 }
 
@@ -163,9 +286,9 @@ fn start_with(
 }
 
 /// The files at `location`, with the Cache API behind those that come over the network.
-async fn repo(location: JsValue, cache: bool, observer: &Observer) -> Result<Repo> {
+async fn repo(location: JsValue, cache: bool, fetch: Option<Function>, observer: &Observer) -> Result<Repo> {
     if let Some(location) = location.as_string() {
-        let repo = Repo::new(HttpOpener::new(&location)?);
+        let repo = Repo::new(HttpOpener::new(&location)?.with_fetch(fetch));
         if !cache {
             return Ok(repo);
         }
@@ -186,7 +309,7 @@ async fn repo(location: JsValue, cache: bool, observer: &Observer) -> Result<Rep
     })?;
     let entries = Object::entries(&files);
     let blobs = entries.iter().filter_map(|entry| {
-        let entry: js_sys::Array = entry.dyn_into().ok()?;
+        let entry: Array = entry.dyn_into().ok()?;
         Some((entry.get(0).as_string()?, entry.get(1).dyn_into::<Blob>().ok()?))
     });
     Ok(Repo::new(BlobOpener::new(blobs)))

@@ -120,16 +120,22 @@ enum Source {
 }
 
 impl Source {
-    /// Where it begins: the number of the file and the place in it.
-    fn position(&self) -> (usize, u64) {
-        let of_plane = |rows: &Rows, plane: usize| {
-            rows.layout.planes.get(plane).map_or((0, 0), |plane| (plane.file, plane.start))
+    /// What is read: numbers of files and bytes in them, the first one being where it begins.
+    fn ranges(&self) -> Vec<(usize, Range<u64>)> {
+        let of_planes = |rows: &Rows, planes: Range<usize>| {
+            let planes = rows.layout.planes.get(planes).unwrap_or_default();
+            planes.iter().map(|plane| (plane.file, plane.range(0..rows.layout.rows))).collect()
         };
         match self {
-            Source::Rows(rows) | Source::Codes(rows) => of_plane(rows, 0),
-            Source::Halves(rows, plane) => of_plane(rows, *plane),
-            Source::Vector(tensor, ..) => (tensor.file, tensor.bytes.start),
+            Source::Rows(rows) => of_planes(rows, 0..rows.layout.planes.len()),
+            Source::Codes(rows) => of_planes(rows, 0..1),
+            Source::Halves(rows, plane) => of_planes(rows, *plane..plane + 1),
+            Source::Vector(tensor, ..) => vec![(tensor.file, tensor.bytes.clone())],
         }
+    }
+
+    fn position(&self) -> Option<(usize, u64)> {
+        self.ranges().first().map(|(file, range)| (*file, range.start))
     }
 }
 
@@ -148,6 +154,9 @@ pub struct Loader<'a> {
 
 /// Bytes of a tensor that are read, packed and written at a time.
 const CHUNK_BYTES: u64 = 4 << 20;
+
+/// A piece, and its packed form, which has twice its size where BF16 becomes F32.
+const PIECE_COPIES: u64 = 3;
 
 /// How many names an error for missing tensors lists.
 const NAMES_LISTED: usize = 8;
@@ -220,7 +229,12 @@ impl<'a> Loader<'a> {
 
     /// A table `[rows, columns]` that is not put on the GPU: where its rows lie, for a [`super::RowTable`].
     pub fn table(&mut self, name: &str, rows: u32, columns: u32) -> Result<RowLayout> {
-        self.layout(name, &[rows, columns])
+        let layout = self.layout(name, &[rows, columns])?;
+        for plane in &layout.planes {
+            // Without it the model would not work offline.
+            self.checkpoint.file(plane.file)?.will_keep(plane.range(0..layout.rows));
+        }
+        Ok(layout)
     }
 
     /// `value` as the type holds it in which the numbers of the matrix `name` are stored.
@@ -347,11 +361,32 @@ impl<'a> Loader<'a> {
         self.checkpoint.names().filter(|name| name.starts_with(prefix) && !is_claimed(name)).collect()
     }
 
+    /// What [`Loader::run`] will read: numbers of files and bytes in them.
+    pub fn ranges(&self) -> Vec<(usize, Range<u64>)> {
+        self.sources.iter().flat_map(Source::ranges).collect()
+    }
+
+    /// Bytes that [`Loader::run`] holds on the heap at most, blocks of files aside: a piece of a tensor as it is
+    /// read, unpacked to f32 and packed, and scales or biases that wait for the others.
+    pub fn staging_bytes(&self) -> u64 {
+        let waiting = |source: &Source| match source {
+            Source::Halves(rows, 1) => {
+                let WeightFormat::Affine { group_size, .. } = rows.layout.stored.encoding.format() else {
+                    return 0;
+                };
+                rows.layout.rows as u64 * rows.layout.stored.columns as u64 / u64::from(group_size) * 2
+            }
+            _ => 0,
+        };
+        PIECE_COPIES * CHUNK_BYTES + self.sources.iter().map(waiting).sum::<u64>()
+    }
+
     /// Reads, packs and writes everything that was declared. `check` is asked before each piece, and its
     /// error ends the loading.
     pub async fn run(mut self, check: &dyn Fn() -> Result<()>) -> Result<()> {
         self.complete()?;
-        self.sources.sort_by_key(Source::position);
+        self.sources.sort_by_cached_key(Source::position);
+        self.checkpoint.will_read(&self.ranges())?;
         for source in &self.sources {
             check()?;
             match source {

@@ -46,6 +46,12 @@ pub struct RowTable {
 }
 
 impl RowTable {
+    /// Bytes of rows that a table of this layout keeps in memory at most.
+    pub fn cache_bytes(layout: &RowLayout) -> u64 {
+        let row_bytes: u64 = layout.planes.iter().map(|plane| plane.row_bytes).sum();
+        row_bytes.saturating_mul(layout.rows as u64).min(CACHE_BYTES as u64)
+    }
+
     /// The table that lies in `checkpoint` as `layout` says.
     pub fn new(checkpoint: Rc<Checkpoint>, layout: RowLayout) -> Self {
         Self::with_cache(checkpoint, layout, CACHE_BYTES)

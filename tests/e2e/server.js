@@ -4,6 +4,7 @@ import { createReadStream } from "node:fs";
 import { stat } from "node:fs/promises";
 import { createServer } from "node:http";
 import { extname, join, normalize } from "node:path";
+import { setTimeout } from "node:timers/promises";
 
 const TYPES = {
   ".css": "text/css",
@@ -15,12 +16,14 @@ const TYPES = {
 
 /**
  * Serves folders and files on a free port of localhost. `mounts` maps path prefixes to them; the first that fits wins.
+ * Each answer is held back for `delayMs`.
  * Resolves to `{ origin, requests, close }`; `requests` grows with each `{ path, range, status }`.
  */
-export async function serve(mounts) {
+export async function serve(mounts, { delayMs = 0 } = {}) {
   const requests = [];
   const server = createServer((request, response) => {
-    answer(mounts, request, response)
+    setTimeout(delayMs)
+      .then(() => answer(mounts, request, response))
       .catch(() => 404)
       .then((status) => {
         if (status === 404) response.writeHead(404, CORS).end();

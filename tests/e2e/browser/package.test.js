@@ -6,18 +6,18 @@
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
-import { cp, mkdir, mkdtemp, rm } from "node:fs/promises";
+import { cp, rm } from "node:fs/promises";
 import { join, resolve } from "node:path";
 import { after, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { build, createServer, preview } from "vite";
 import { launch } from "../browser.js";
+import { freshApp } from "../fresh.js";
 import { serve } from "../server.js";
 
 const run = promisify(execFile);
 const here = fileURLToPath(new URL("../", import.meta.url));
-const tarball = process.env.JIRD_TARBALL;
 const models = resolve(process.env.JIRD_MODELS ?? join(here, "../fixtures"));
 const model = process.env.JIRD_MODEL ?? "llama/tied";
 const PROMPT = "Once upon a time";
@@ -29,7 +29,6 @@ let modelServer;
 let site;
 
 before(async () => {
-  assert.ok(tarball, "JIRD_TARBALL names no tarball. Make one with ./run pack.");
   app = await freshApp();
   await build({ root: app, logLevel: "warn", build: { target: "esnext" } });
   modelServer = await serve({ "/": models });
@@ -43,16 +42,6 @@ after(async () => {
   await modelServer?.close();
   if (app) await rm(app, { recursive: true });
 });
-
-/** A new app inside this folder, where it finds Vite, with the tarball installed. */
-async function freshApp() {
-  const work = join(here, ".work");
-  await mkdir(work, { recursive: true });
-  const folder = await mkdtemp(join(work, "app-"));
-  await cp(join(here, "app"), folder, { recursive: true });
-  await run("npm", ["install", "--offline", "--no-audit", "--no-fund", resolve(tarball)], { cwd: folder });
-  return folder;
-}
 
 /** Opens the app in a context of its own (an empty cache) and waits for the package. */
 async function open(address, prepare) {
@@ -98,17 +87,32 @@ const generate = (page, prompt, options) =>
 
 test("loads, with progress in bytes and a ledger of memory", async () => {
   const { events, info } = await load(page);
-  const weights = events.filter(({ type }) => type === "weights");
-  assert.ok(weights.length > 0, "no progress of the weights");
-  for (const [index, { loadedBytes, totalBytes }] of weights.entries()) {
-    assert.ok(loadedBytes >= (weights[index - 1]?.loadedBytes ?? 0), "progress went back");
-    assert.equal(totalBytes, weights[0].totalBytes);
+  const downloads = events.filter(({ phase }) => phase === "download");
+  assert.ok(downloads.length > 1, "no progress of the weights");
+  for (const [index, { loaded, total }] of downloads.entries()) {
+    assert.ok(loaded >= (downloads[index - 1]?.loaded ?? 0), "progress went back");
+    assert.equal(total, downloads[0].total);
   }
-  assert.equal(weights.at(-1).loadedBytes, weights.at(-1).totalBytes);
-  assert.ok(events.some(({ type, file }) => type === "file" && file === "config.json"));
+  assert.equal(downloads.at(-1).loaded, downloads.at(-1).total);
+  assert.deepEqual(events[0], { phase: "open", file: "config.json" });
+  assert.equal(events.at(-1).phase, "compile");
   const { weights: held, kvCache, activations, other, total, heap } = info.memory;
   assert.equal(held + kvCache + activations + other, total);
   assert.ok(held > 0 && kvCache > 0 && activations > 0 && heap > 0);
+});
+
+test("a plan tells what a load takes, and a budget below it refuses the load", async () => {
+  const { plan, memory, tight, error } = await page.evaluate(async (address) => {
+    const plan = await jird.Model.plan(address);
+    const memoryBudget = plan.totalBytes - 1;
+    const tight = await jird.Model.plan(address, { memoryBudget });
+    return { plan, memory: model.memory, tight, error: await caught(jird.Model.load(address, { memoryBudget })) };
+  }, addressOfModel());
+  for (const part of ["weights", "kvCache", "activations", "other"]) assert.equal(plan[part], memory[part], part);
+  assert.equal(plan.gpuBytes, memory.total);
+  assert.ok(plan.fits && !tight.fits);
+  assert.equal(error.code, "out_of_memory");
+  assert.match(error.message, /memoryBudget/);
 });
 
 let first;
@@ -210,8 +214,8 @@ test("a disposed model says so", async () => {
 test("a second load reads the weights from the cache", async () => {
   const asked = modelServer.requests.length;
   const { events } = await load(page);
-  const { cachedBytes, totalBytes } = events.findLast(({ type }) => type === "weights");
-  assert.equal(cachedBytes, totalBytes);
+  const { fromCache, total } = events.findLast(({ phase }) => phase === "download");
+  assert.equal(fromCache, total);
   // One small range tells the file's size and ETag; the bytes themselves are not fetched again.
   const fetched = modelServer.requests.slice(asked).filter(({ path }) => path.endsWith(".safetensors"));
   assert.ok(fetched.length <= 1, `fetched again: ${JSON.stringify(fetched)}`);

@@ -7,6 +7,8 @@ export const fake = {
   stepMs: 0,
   /** Whether a load says that it could not be kept in the cache. */
   uncached: false,
+  /** The models in the cache. */
+  cached: [],
   /** Thrown by the next call of that name, once. */
   failures: {},
   /** The arguments of each call. */
@@ -29,23 +31,46 @@ export class Engine {
   #busy = false;
   #freed = false;
 
-  static async load(location, options, { onProgress, signal }) {
+  static async load(location, options, { onProgress, signal, fetch }) {
     fake.calls.push(["load", location, options]);
-    onProgress({ type: "file", file: "config.json" });
-    const totalBytes = 269_000_000;
+    if (fetch) await fetch("config.json", {});
+    onProgress({ phase: "open", file: "config.json" });
+    const total = 269_000_000;
     for (let step = 1; step <= 8; step++) {
       await pause(signal);
-      const loadedBytes = (totalBytes * step) / 8;
-      onProgress({ type: "weights", file: "model.safetensors", loadedBytes, totalBytes, cachedBytes: 0 });
+      const loaded = (total * step) / 8;
+      onProgress({ phase: "download", file: "model.safetensors", loaded, total, fromCache: 0 });
     }
     if (fake.uncached) {
-      onProgress({ type: "uncached", file: "model.safetensors", message: "the quota is used up." });
+      onProgress({ phase: "uncached", file: "model.safetensors", message: "the quota is used up." });
     }
     failIfAsked("load");
-    onProgress({ type: "compile" });
+    onProgress({ phase: "compile" });
     await pause(signal);
     fake.live.engines++;
     return new Engine();
+  }
+
+  static async plan(location, options, { signal }) {
+    fake.calls.push(["plan", location, options]);
+    await pause(signal);
+    failIfAsked("plan");
+    return { gpuBytes: 319_000_000, heapBytes: 30_000_000, totalBytes: 349_000_000, fits: true };
+  }
+
+  static async isCached(location) {
+    failIfAsked("isCached");
+    return fake.cached.some(({ url }) => url === location);
+  }
+
+  static async deleteCached(location) {
+    const before = fake.cached.length;
+    fake.cached = fake.cached.filter(({ url }) => url !== location);
+    return fake.cached.length < before;
+  }
+
+  static async cachedModels() {
+    return fake.cached;
   }
 
   async start(input, options) {
@@ -130,9 +155,9 @@ class Generation {
   #newTokens = 0;
   #finishReason;
 
-  constructor(engine, { maxTokens = (fake.script ?? WORDS).length }) {
+  constructor(engine, { maxTokens = WORDS.length }) {
     this.#engine = engine;
-    this.#limit = maxTokens;
+    this.#limit = Math.min(maxTokens, fake.script?.length ?? maxTokens);
   }
 
   next(signal) {

@@ -2,11 +2,13 @@
 
 import { JirdError, Model } from "jird";
 import type {
+  CachedModel,
   ErrorCode,
   Generation,
   GenerationStats,
   LoadProgress,
   MemoryLedger,
+  MemoryPlan,
   Message,
   ModelInfo,
   OutputPart,
@@ -16,16 +18,21 @@ import type {
 
 const controller = new AbortController();
 
-export async function use(files: FileList, file: File): Promise<string> {
+export async function use(files: FileList, file: File, directory: FileSystemDirectoryHandle): Promise<string> {
   const model: Model = await Model.load("HuggingFaceTB/SmolLM2-135M-Instruct", {
     dtype: "f16",
     context: 2048,
     cache: false,
+    integrity: { "model.safetensors": "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=" },
+    fetch: (url, init) => fetch(url, { ...init, credentials: "include" }),
     signal: controller.signal,
     onProgress: (event) => console.log(describe(event)),
   });
   await Model.load(new URL("https://models.example/smollm2/"));
   await Model.load(files);
+  await Model.load(directory);
+  const kept: CachedModel[] = await Model.cachedModels();
+  if (await Model.isCached("a/b")) await Model.deleteCached(new URL(kept[0]?.url ?? "./model"));
   await Model.load([file]);
   await Model.load({ "config.json": new Blob(["{}"]) });
 
@@ -51,6 +58,11 @@ export async function use(files: FileList, file: File): Promise<string> {
   const text: string = await model.generate("Once upon a time", { stop: "." }).text();
   await model.dispose();
   return text;
+}
+
+export async function fits(): Promise<boolean> {
+  const plan: MemoryPlan = await Model.plan("owner/name", { dtype: "q4", memoryBudget: 1_500_000_000 });
+  return plan.fits && plan.gpuBytes + plan.heapBytes === plan.totalBytes;
 }
 
 const weather: Tool = {
@@ -100,15 +112,21 @@ export async function scoped(): Promise<void> {
 }
 
 function describe(event: LoadProgress): string {
-  switch (event.type) {
-    case "file":
+  switch (event.phase) {
+    case "open":
       return event.file;
-    case "weights":
-      return `${event.loadedBytes - event.cachedBytes} of ${event.totalBytes}`;
-    case "uncached":
-      return event.message;
+    case "download":
+      return `${event.loaded - event.fromCache} of ${event.total}`;
+    case "retry":
+      return `${event.message} (${event.delayMs} ms)`;
+    case "restart":
+      return "restarting";
     case "compile":
       return "compiling";
+    case "uncached":
+      return event.message;
+    case "unused":
+      return event.tensors.join();
     default:
       return event satisfies never;
   }

@@ -25,7 +25,7 @@ beforeEach(() => {
   setGlobal("navigator", { gpu: {} });
   setGlobal("isSecureContext", true);
   setGlobal("fetch", async () => new Response(EMPTY_WASM));
-  Object.assign(fake, { stepMs: 0, script: undefined, failures: {}, calls: [] });
+  Object.assign(fake, { stepMs: 0, script: undefined, failures: {}, calls: [], cached: [] });
   fake.live = { engines: 0, sessions: 0, generations: 0 };
 });
 
@@ -170,7 +170,7 @@ test("an aborted signal rejects before anything starts", async () => {
 test("a load can be aborted half way, and tried again", async () => {
   fake.stepMs = 2;
   const controller = new AbortController();
-  const onProgress = (event) => event.loadedBytes > event.totalBytes / 2 && controller.abort();
+  const onProgress = (event) => event.loaded > event.total / 2 && controller.abort();
   await assert.rejects(load({ signal: controller.signal, onProgress }), { name: "AbortError" });
   assert.equal(fake.live.engines, 0);
   await load();
@@ -539,4 +539,60 @@ test("wrong locations are named", async () => {
     await assert.rejects(Model.load(source), rejectsWith("invalid_argument", message));
   }
   assert.deepEqual(fake.calls, []);
+});
+
+test("plan passes its options on, can be aborted, and maps errors as load does", async () => {
+  const plan = await Model.plan(URL_OF_MODEL, { dtype: "q4", memoryBudget: 1_500_000_000 });
+  assert.equal(plan.totalBytes, plan.gpuBytes + plan.heapBytes);
+  assert.deepEqual(fake.calls, [["plan", URL_OF_MODEL, { dtype: "q4", memoryBudget: 1_500_000_000 }]]);
+  assert.equal(fake.live.engines, 0);
+  fake.failures.plan = Object.assign(new Error("could not load the model."), { code: "out_of_memory" });
+  await assert.rejects(Model.plan(URL_OF_MODEL), rejectsWith("out_of_memory", /could not load/));
+  await assert.rejects(Model.plan(URL_OF_MODEL, { signal: AbortSignal.abort() }), { name: "AbortError" });
+  await assert.rejects(Model.plan(URL_OF_MODEL, { memoryBudget: 0.5 }), rejectsWith("invalid_argument", /memoryBudget/));
+});
+
+test("the cache is listed, asked and emptied, without a GPU", async () => {
+  setGlobal("navigator", {});
+  fake.cached = [{ id: "a/b", url: URL_OF_MODEL, bytes: 7, files: ["config.json"], complete: true }];
+  assert.deepEqual(await Model.cachedModels(), fake.cached);
+  assert.equal(await Model.isCached(URL_OF_MODEL.slice(0, -1)), true);
+  assert.equal(await Model.isCached(new URL("https://models.example/other")), false);
+  assert.equal(await Model.deleteCached(URL_OF_MODEL), true);
+  assert.equal(await Model.deleteCached(URL_OF_MODEL), false);
+  await assert.rejects(Model.isCached([]), rejectsWith("invalid_argument", /an address or a hub id/));
+  fake.failures.isCached = Object.assign(new Error("could not open the cache."), { code: "storage" });
+  await assert.rejects(Model.isCached("a/b"), rejectsWith("storage", /open the cache/));
+});
+
+test("a fetch of the caller's own and integrity are passed on, and checked", async () => {
+  const asked = [];
+  const integrity = { "model.safetensors": "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=" };
+  await load({ fetch: async (url) => asked.push(url), integrity });
+  assert.deepEqual(asked, ["config.json"]);
+  assert.deepEqual(fake.calls[0][2], { integrity });
+  await assert.rejects(load({ fetch: "fetch" }), rejectsWith("invalid_argument", /option fetch/));
+  for (const wrong of ["sha256-x", { a: "md5-x" }, { a: 1 }]) {
+    await assert.rejects(load({ integrity: wrong }), rejectsWith("invalid_argument", /option integrity/));
+  }
+});
+
+test("a directory's files are found by their paths", async () => {
+  const file = (name) => ({ kind: "file", getFile: async () => new Blob([name]) });
+  class FileSystemDirectoryHandle {
+    kind = "directory";
+    constructor(children) {
+      this.children = children;
+    }
+    async *entries() {
+      yield* Object.entries(this.children);
+    }
+  }
+  setGlobal("FileSystemDirectoryHandle", FileSystemDirectoryHandle);
+  const inner = new FileSystemDirectoryHandle({ "model.safetensors": file("weights") });
+  await Model.load(new FileSystemDirectoryHandle({ "config.json": file("config"), weights: inner }));
+  const { files } = fake.calls[0][1];
+  assert.deepEqual(Object.keys(files), ["config.json", "weights/model.safetensors"]);
+  assert.equal(await files["weights/model.safetensors"].text(), "weights");
+  setGlobal("FileSystemDirectoryHandle", undefined);
 });
