@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     pollster::block_on(async {
         let gpu = Gpu::open(GpuOptions::default()).await?;
         let repo = Repo::new(FolderOpener::new(folder));
-        let options = LoadOptions { dtype: WeightDtype::parse(dtype)?, context: None };
+        let options = LoadOptions { dtype: WeightDtype::parse(dtype)?, ..LoadOptions::default() };
         let model = Model::load(&gpu, repo, options, Rc::new(())).await?;
         let options = GenerateOptions { max_tokens: Some(count.parse()?), ..GenerateOptions::default() };
         let mut generation = model.generate(&Prompt::Text(prompt.clone()), options)?;

@@ -23,6 +23,13 @@ export class Model {
   static load(source: ModelSource, options?: LoadOptions): Promise<Model>;
 
   /**
+   * What a load with these options would take, in bytes. Only the configuration and the headers of the weights are
+   * read, and nothing is allocated. Rejects as the load would, except that a plan above `memoryBudget` resolves, with
+   * `fits: false`.
+   */
+  static plan(source: ModelSource, options?: LoadOptions): Promise<MemoryPlan>;
+
+  /**
    * Whether the model loads without a network: all that its last load read is in the browser's cache.
    *
    * @throws JirdError with code `storage` where there is no cache; so do the two methods below.
@@ -110,6 +117,11 @@ export interface LoadOptions {
   dtype?: Dtype;
   /** Tokens of prompt and answer together that the model is to remember; bounds the KV cache. */
   context?: number;
+  /**
+   * Bytes that the model may take, on the GPU and on the heap together. A load that would take more is refused before
+   * the weights are downloaded. The default is no bound: browsers do not tell how much there is.
+   */
+  memoryBudget?: number;
   /** Whether downloaded files are kept in the browser's cache, and read from it. Default: true. */
   cache?: boolean;
   /**
@@ -131,18 +143,48 @@ export interface LoadOptions {
 
 /** A step of a load. */
 export type LoadProgress =
-  /** A small file, such as `config.json` or `tokenizer.json`, is about to be read. */
-  | { type: "file"; file: string }
-  /** Weights arrived on the GPU. The numbers are over all weight files; `cachedBytes` did not come from the network. */
-  | { type: "weights"; file: string; loadedBytes: number; totalBytes: number; cachedBytes: number }
+  /** What there is to load is being found out. The first event, at once, is of this phase. */
+  | { phase: "open"; file: string }
+  /**
+   * Bytes of the tokenizer or the weights arrived. `loaded` only grows and ends at `total`, which never changes: it
+   * counts what is needed of all files. `fromCache` of `loaded` did not come from the network.
+   */
+  | { phase: "download"; file: string; loaded: number; total: number; fromCache: number }
   /** A request failed, and is made again after `delayMs`. */
-  | { type: "retry"; file: string; delayMs: number; message: string }
+  | { phase: "retry"; file: string; delayMs: number; message: string }
   /** A file changed on its server in the middle of the load, which begins anew, and with it all numbers. Once. */
-  | { type: "restart" }
-  /** The browser's cache could not keep a file, or has no room for the model. The load goes on without it. */
-  | { type: "uncached"; file: string; message: string }
+  | { phase: "restart" }
   /** The GPU's pipelines are being made. */
-  | { type: "compile" };
+  | { phase: "compile" }
+  /** The browser's cache could not keep a file, or has no room for the model. The load goes on without it. */
+  | { phase: "uncached"; file: string; message: string }
+  /** The text model has tensors that jird does not read. Harmless where another tool left something over. */
+  | { phase: "unused"; tensors: string[] };
+
+/** What a model takes, in bytes. What is on the GPU is exact; what is on the heap is an upper estimate. */
+export interface MemoryPlan {
+  weights: number;
+  kvCache: number;
+  activations: number;
+  /** Other buffers on the GPU: uniforms, readback. */
+  other: number;
+  /** All of the above. */
+  gpuBytes: number;
+  /** The tokenizer's tables, on the heap. */
+  tokenizer: number;
+  /** The cache, on the heap, of rows that are read where they are stored: of Gemma 4's per-layer embeddings. */
+  rows: number;
+  /** What the heap holds while weights stream through it. */
+  staging: number;
+  /** The highest that the heap comes to. */
+  heapBytes: number;
+  /** `gpuBytes` and `heapBytes`. */
+  totalBytes: number;
+  /** What is fetched, or read from the cache. */
+  downloadBytes: number;
+  /** Whether `totalBytes` are within `memoryBudget`; true without one. */
+  fits: boolean;
+}
 
 /** A model in the browser's cache. */
 export interface CachedModel {
@@ -293,11 +335,28 @@ export interface GenerationStats {
   firstTokenMs?: number;
   /** New tokens per second after the first one. */
   tokensPerSecond?: number;
+  /** What reading the rows of a table outside of the GPU took, for models that have one. */
+  rows?: RowStats;
   /**
    * Why it ended: the model or a stop string ended it, the model waits for the results of its tool calls,
    * `maxTokens` were reached, the context is full, or the caller stopped.
    */
   finishReason?: "stop" | "tool_calls" | "length" | "context" | "cancelled";
+}
+
+/**
+ * Gemma 4 reads a row of a large table for every token. The table stays in the browser's cache, or on the server as long
+ * as it has not been downloaded, and only the rows used last are in memory.
+ */
+export interface RowStats {
+  /** Rows that were in memory when they were needed. */
+  hits: number;
+  /** Rows that had to be read from the cache or the network. */
+  misses: number;
+  /** Bytes of them. */
+  bytes: number;
+  /** Milliseconds spent waiting for them. */
+  stallMs: number;
 }
 
 export interface ModelInfo {
@@ -310,6 +369,8 @@ export interface ModelInfo {
   /** The graphics card, as far as the browser tells; may be empty. */
   adapter: string;
   memory: MemoryLedger;
+  /** What reading the rows of its table has taken so far, for models that have one. */
+  rows?: RowStats;
 }
 
 /** Bytes by purpose. */
@@ -323,6 +384,8 @@ export interface MemoryLedger {
   total: number;
   /** The highest `total` since the model was loaded. */
   peak: number;
+  /** Rows of a table outside of the GPU; a part of `heap`. */
+  rowCache: number;
   /** The wasm module's linear memory, which all models of the page share. */
   heap: number;
 }

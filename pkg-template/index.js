@@ -34,32 +34,12 @@ export class Model {
   }
 
   static async load(source, options = {}) {
-    const { signal, onProgress, fetch, ...settings } = checkLoadOptions(options);
-    const location = checkSource(source);
-    const stop = new AbortController();
-    const unfollow = follow(stop, signal);
-    // A listener that throws ends the load, and its error is what the load rejects with.
-    const report = (event) => {
-      try {
-        onProgress?.(event);
-      } catch (error) {
-        stop.abort(error);
-      }
-    };
-    try {
-      stop.signal.throwIfAborted();
-      checkWebGpu();
-      await unlessAborted(startWasm(), stop.signal);
-      const callbacks = { onProgress: report, signal: stop.signal, fetch };
-      const load = async () => {
-        const { directory } = location;
-        const files = directory && { files: await filesOfDirectory(directory) };
-        return Engine.load(files ?? location, settings, callbacks);
-      };
-      return new Model(await settled(load, stop.signal));
-    } finally {
-      unfollow();
-    }
+    const call = (...request) => Engine.load(...request);
+    return new Model(await request(source, options, call));
+  }
+
+  static async plan(source, options = {}) {
+    return request(source, options, (...request) => Engine.plan(...request));
   }
 
   static isCached(source) {
@@ -183,6 +163,36 @@ class Conversation {
   async close() {
     this.#closing.abort(new JirdError("disposed", `could not go on: ${this.#disposed}`));
     await this.#queue.enter();
+  }
+}
+
+/** What `call` resolves to for a model's location, its options and the callbacks of the wasm core. */
+async function request(source, options, call) {
+  const { signal, onProgress, fetch, ...settings } = checkLoadOptions(options);
+  const location = checkSource(source);
+  const stop = new AbortController();
+  const unfollow = follow(stop, signal);
+  // A listener that throws ends the load, and its error is what the load rejects with.
+  const report = (event) => {
+    try {
+      onProgress?.(event);
+    } catch (error) {
+      stop.abort(error);
+    }
+  };
+  try {
+    stop.signal.throwIfAborted();
+    checkWebGpu();
+    await unlessAborted(startWasm(), stop.signal);
+    const callbacks = { onProgress: report, signal: stop.signal, fetch };
+    const made = async () => {
+      const { directory } = location;
+      const files = directory && { files: await filesOfDirectory(directory) };
+      return call(files ?? location, settings, callbacks);
+    };
+    return await settled(made, stop.signal);
+  } finally {
+    unfollow();
   }
 }
 

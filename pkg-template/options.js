@@ -19,6 +19,7 @@ const SHA256 = /^sha256-[A-Za-z0-9+/]{43}=$/;
 const LOAD_OPTIONS = {
   dtype: { expected: "a string", accepts: (value) => typeof value === "string" },
   context: integerFrom(1),
+  memoryBudget: integerFrom(1),
   cache: boolean,
   fetch: { expected: "a function", accepts: (value) => typeof value === "function" },
   integrity: {

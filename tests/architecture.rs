@@ -25,9 +25,9 @@ const FLOORS: [(&str, u32); 10] = [
 ];
 const BELOW_ALL: &str = "error";
 
-/// Files of `src/kernels` that are no kernels: the trait, the preprocessor, and the sides of `lib/norm.wgsl`
-/// and `lib/weight.wgsl`, which several kernels import.
-const NO_KERNELS: [&str; 4] = ["mod", "shader", "norm", "weight"];
+/// Files of `src/kernels` that are no kernels: the trait, the preprocessor, and the sides of pieces of
+/// `shaders/lib` that several kernels import.
+const NO_KERNELS: [&str; 6] = ["mod", "shader", "kv_cache", "norm", "projection", "weight"];
 
 fn floor(room: &str) -> Option<u32> {
     FLOORS.iter().find(|(name, _)| *name == room).map(|(_, floor)| *floor)

@@ -28,7 +28,25 @@ macro_rules! kernels {
     };
 }
 
-kernels!(gemv, matmul, gather, rms_norm, gated_act, rope_append, attention, argmax, sampling);
+kernels!(
+    gemv,
+    choice,
+    halves,
+    matmul,
+    gather,
+    rms_norm,
+    gated_act,
+    per_layer_inputs,
+    route,
+    expert_gemv,
+    expert_sum,
+    rope_append,
+    attention,
+    decode_attention,
+    combine,
+    argmax,
+    sampling
+);
 
 async fn gpu() -> Rc<Gpu> {
     Gpu::open(GpuOptions::default()).await.expect("a GPU device")
@@ -62,7 +80,7 @@ async fn smollm2_continues_as_the_reference_does() {
     let store = CacheStore::open("jird-test").await.expect("a cache");
     let opener = HttpOpener::new(&format!("{origin}/models/smollm2/")).expect("a location");
     let repo = Repo::new(opener).with_store(Rc::new(store));
-    let options = LoadOptions { dtype: WeightDtype::F32, context: Some(64) };
+    let options = LoadOptions { dtype: WeightDtype::F32, context: Some(64), ..LoadOptions::default() };
     let model = Model::load(&gpu, repo, options, Rc::new(())).await.expect("the model");
     let options = GenerateOptions { max_tokens: Some(16), ..GenerateOptions::default() };
     let prompt = Prompt::Text(expected["prompt"].as_str().expect("a prompt").to_owned());

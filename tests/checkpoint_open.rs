@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use jird::checkpoint::{Checkpoint, Dtype, Header, MAX_HEADER_SIZE, parse_header};
 use jird::error::{Code, Error};
-use jird::fetch::{FetchEvent, FolderOpener, MemoryOpener, Repo};
+use jird::fetch::{BLOCK_SIZE, FetchEvent, FolderOpener, MemoryOpener, Repo};
 use pollster::block_on;
 use proptest::prelude::*;
 use safetensors::tensor::TensorView;
@@ -90,7 +90,7 @@ fn reads_only_the_blocks_that_it_needs() {
     }));
     let checkpoint = block_on(Checkpoint::open(&repo)).unwrap();
     assert_eq!(block_on(checkpoint.read_rows("large", 12_345..12_346)).unwrap(), [9; 2048]);
-    assert_eq!(loaded.get(), 2 * jird::fetch::BLOCK_SIZE, "the header's block and the row's");
+    assert_eq!(loaded.get(), 2 * BLOCK_SIZE, "the header's block and the row's");
 }
 
 #[test]
@@ -151,6 +151,67 @@ fn hostile_headers_are_refused_with_the_tensor_and_the_numbers() {
         assert!(error.to_string().contains(expected), "{json}: {error}");
         assert!(error.to_string().contains("model.safetensors"), "{json}: {error}");
     }
+}
+
+/// Headers whose last bytes lie around the end of the first block.
+#[test]
+fn headers_of_every_length_around_the_first_block_are_read() {
+    let json = r#"{"w":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#;
+    for length in BLOCK_SIZE as usize - 18..=BLOCK_SIZE as usize + 2 {
+        let padded = format!("{json}{}", " ".repeat(length - json.len()));
+        let checkpoint = open(file(&padded, 4)).unwrap();
+        assert_eq!(block_on(checkpoint.read("w")).unwrap(), [0, 1, 2, 3], "{length}");
+    }
+}
+
+#[test]
+fn a_header_of_20_mb_is_read() {
+    let text = "x".repeat(20 << 20);
+    let json = format!(
+        r#"{{"__metadata__":{{"text":"{text}"}},"w":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}}}"#
+    );
+    assert_eq!(block_on(open(file(&json, 1)).unwrap().read("w")).unwrap(), [0]);
+}
+
+#[test]
+fn a_hundred_thousand_tensors_are_opened_in_a_moment() {
+    let entry = |i: usize| {
+        format!(
+            r#""model.layers.{i}.weight":{{"dtype":"F32","shape":[1,1],"data_offsets":[{},{}]}}"#,
+            4 * i,
+            4 * i + 4
+        )
+    };
+    let entries: Vec<String> = (0..100_000).map(entry).collect();
+    let bytes = file(&format!("{{{}}}", entries.join(",")), 400_000);
+    let begin = std::time::Instant::now();
+    let checkpoint = open(bytes).unwrap();
+    assert_eq!(checkpoint.names().count(), 100_000);
+    for i in [0, 50_000, 99_999] {
+        let layout = checkpoint.row_layout(&format!("model.layers.{i}.weight"), &[1, 1]).unwrap();
+        let expected: Vec<u8> = (4 * i..4 * i + 4).map(|i| i as u8).collect();
+        assert_eq!(block_on(checkpoint.read_planes(&layout, 0..1)).unwrap(), [expected]);
+    }
+    assert!(begin.elapsed().as_secs() < 10, "{:?}", begin.elapsed());
+}
+
+#[test]
+fn tensors_may_lie_anywhere_and_hold_nothing() {
+    let json = r#"{"odd":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},
+        "w":{"dtype":"F32","shape":[2,1],"data_offsets":[1,9]},
+        "none":{"dtype":"F32","shape":[0,8],"data_offsets":[9,9]},
+        "thin":{"dtype":"BF16","shape":[8,0],"data_offsets":[9,9]}}"#;
+    let checkpoint = open(file(json, 9)).unwrap();
+    let read = |name: &str, shape: [usize; 2]| {
+        let layout = checkpoint.row_layout(name, &shape).unwrap();
+        let planes = block_on(checkpoint.read_planes(&layout, 0..shape[0])).unwrap();
+        let mut values = vec![0.0; shape[0] * shape[1]];
+        layout.decode(&[&planes[0]], &mut values).unwrap();
+        values
+    };
+    let float = |bytes: [u8; 4]| f32::from_le_bytes(bytes);
+    assert_eq!(read("w", [2, 1]), [float([1, 2, 3, 4]), float([5, 6, 7, 8])]);
+    assert!(read("none", [0, 8]).is_empty() && read("thin", [8, 0]).is_empty());
 }
 
 #[test]

@@ -13,7 +13,7 @@ use jird::error::{Code, Error, Result};
 use jird::fetch::{FolderOpener, MemoryOpener, MemoryStore, Repo};
 use jird::gpu::{Gpu, GpuOptions};
 use jird::nn::WeightDtype;
-use jird::text::Part;
+use jird::text::{Part, ToolCall};
 use serde_json::{Value, json};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama/tied/");
@@ -540,6 +540,43 @@ fn what_stands_between_markers_is_a_part_of_its_own() {
     });
 }
 
+/// The four tokens that the model makes first get the spellings of a whole call and of the end token.
+#[test]
+fn a_call_ends_the_generation_and_says_so() {
+    pollster::block_on(async {
+        let gpu = gpu().await;
+        let mut found = None;
+        for prompt in ["the", "a", "b c", "fox", "quick", "jumps over", "x y z", "dog", "lazy", "1 2 3"] {
+            let ids = fresh(&gpu, &text(prompt), some(4)).await;
+            let is_distinct = (1..ids.len()).all(|at| !ids[..at].contains(&ids[at]));
+            if ids.len() == 4 && is_distinct && ids.iter().all(|&id| id > 3) {
+                found = Some((prompt, ids));
+                break;
+            }
+        }
+        let (prompt, ids) = found.expect("a prompt after which four different tokens come");
+        let mut files = files();
+        edit_json(&mut files, "config.json", |config| config["eos_token_id"] = json!(ids[3]));
+        edit_json(&mut files, "tokenizer.json", |tokenizer| {
+            swap_ids(tokenizer, 0, ids[0], "<tool_call>");
+            swap_ids(tokenizer, 2, ids[1], r#"{"name": "f", "arguments": {"x": [1]}}"#);
+            swap_ids(tokenizer, 3, ids[2], "</tool_call>");
+        });
+        let model = load_with(&gpu, files, LoadOptions::default()).await.expect("the model");
+        let mut generation = model.generate(&text(prompt), some(8)).expect("a generation");
+        let mut parts = Vec::new();
+        while let Some(piece) = generation.next().await.expect("a piece") {
+            parts.extend(piece.parts);
+        }
+        let arguments = json!({ "x": [1] });
+        let call =
+            ToolCall { name: "f".into(), arguments: arguments.as_object().expect("an object").clone() };
+        assert_eq!(parts, [Part::ToolCall(call)]);
+        assert_eq!(generation.stats().finish_reason, Some(FinishReason::ToolCalls));
+        assert_eq!(generation.stats().new_tokens, 4);
+    });
+}
+
 fn edit_json(files: &mut Files, name: &str, edit: impl Fn(&mut serde_json::Value)) {
     let mut value = serde_json::from_slice(&files[name]).expect("json");
     edit(&mut value);
@@ -746,6 +783,26 @@ impl LoadObserver for Impatient {
 }
 
 #[test]
+fn weights_at_odd_addresses_are_the_same_weights() {
+    pollster::block_on(async {
+        let gpu = gpu().await;
+        let mut shifted = files();
+        edit_header(&mut shifted, |header| {
+            let header = header.trim_end();
+            let padding = if header.len().is_multiple_of(2) { " " } else { "" };
+            with_length(format!("{header}{padding}"))
+        });
+        let aligned = load(&gpu).await;
+        let odd = load_with(&gpu, shifted, LoadOptions::default()).await.expect("the model");
+        let mut ids = Vec::new();
+        for model in [aligned, odd] {
+            ids.push(finish(&mut model.generate(&text("the"), some(8)).expect("a generation")).await.1);
+        }
+        assert_eq!(ids[0], ids[1]);
+    });
+}
+
+#[test]
 fn an_aborted_load_leaves_nothing_and_a_dropped_model_too() {
     pollster::block_on(async {
         let gpu = gpu().await;
@@ -763,34 +820,55 @@ fn an_aborted_load_leaves_nothing_and_a_dropped_model_too() {
     });
 }
 
-/// Keeps (loaded, total, cached) of the events.
+/// Keeps (loaded, total, from cache) of the downloads, and the names of all events.
 #[derive(Default)]
-struct Recorder(std::cell::RefCell<Vec<(u64, u64, u64)>>);
+struct Recorder {
+    downloads: std::cell::RefCell<Vec<(u64, u64, u64)>>,
+    names: std::cell::RefCell<Vec<&'static str>>,
+}
 
 impl LoadObserver for Recorder {
     fn event(&self, event: LoadEvent<'_>) {
-        if let LoadEvent::Weights { loaded_bytes, total_bytes, cached_bytes, .. } = event {
-            self.0.borrow_mut().push((loaded_bytes, total_bytes, cached_bytes));
+        let name = match event {
+            LoadEvent::Open { .. } => "open",
+            LoadEvent::Download { loaded, total, from_cache, .. } => {
+                self.downloads.borrow_mut().push((loaded, total, from_cache));
+                "download"
+            }
+            LoadEvent::Compile => "compile",
+            LoadEvent::Uncached { .. } => "uncached",
+            LoadEvent::Unused { .. } => "unused",
+            LoadEvent::Retry { .. } => "retry",
+            LoadEvent::Restart => "restart",
+        };
+        let mut names = self.names.borrow_mut();
+        if names.last() != Some(&name) {
+            names.push(name);
         }
     }
 }
 
 #[test]
-fn progress_only_grows_and_ends_complete_and_tells_what_came_from_the_store() {
+fn progress_begins_at_once_and_only_grows_and_ends_complete_and_tells_what_came_from_the_store() {
     pollster::block_on(async {
         let gpu = gpu().await;
         let store = Rc::new(MemoryStore::new());
-        let total = files()["model.safetensors"].len() as u64;
+        let total = (files()["model.safetensors"].len() + files()["tokenizer.json"].len()) as u64;
         for cached in [0, total] {
             let recorder = Rc::new(Recorder::default());
             // Files in memory have no validator, without which nothing is stored.
             let repo = Repo::new(FolderOpener::new(FOLDER)).with_store(store.clone());
             Model::load(&gpu, repo, LoadOptions::default(), recorder.clone()).await.expect("the model");
-            let events = recorder.0.borrow();
-            assert!(events.windows(2).all(|pair| pair[0].0 <= pair[1].0));
-            assert!(events.iter().all(|event| event.1 == total));
-            assert_eq!(events.last(), Some(&(total, total, cached)));
+            let downloads = recorder.downloads.borrow();
+            assert!(downloads.windows(2).all(|pair| pair[0].0 <= pair[1].0 && pair[0].2 <= pair[1].2));
+            assert!(downloads.iter().all(|event| event.1 == total), "{downloads:?}");
+            assert_eq!(downloads.last(), Some(&(total, total, cached)));
+            assert_eq!(*recorder.names.borrow(), ["open", "download", "compile"]);
         }
+        let recorder = Rc::new(Recorder::default());
+        let nowhere = Repo::new(MemoryOpener::new(Files::new()));
+        assert!(Model::load(&gpu, nowhere, LoadOptions::default(), recorder.clone()).await.is_err());
+        assert_eq!(*recorder.names.borrow(), ["open"]);
     });
 }
 
@@ -801,8 +879,9 @@ fn every_dtype_loads_and_generates() {
         let mut weights = Vec::new();
         for dtype in [WeightDtype::F32, WeightDtype::Auto, WeightDtype::F16, WeightDtype::Q8, WeightDtype::Q4]
         {
-            let model =
-                load_with(&gpu, files(), LoadOptions { dtype, context: None }).await.expect("the model");
+            let model = load_with(&gpu, files(), LoadOptions { dtype, ..LoadOptions::default() })
+                .await
+                .expect("the model");
             let (_, ids) = finish(&mut model.generate(&text("the"), some(4)).expect("a generation")).await;
             assert!(!ids.is_empty());
             weights.push(gpu.ledger().live(jird::gpu::Usage::Weights));

@@ -26,7 +26,25 @@ macro_rules! kernels {
     };
 }
 
-kernels!(gemv, matmul, gather, rms_norm, gated_act, rope_append, attention, argmax, sampling);
+kernels!(
+    gemv,
+    choice,
+    halves,
+    matmul,
+    gather,
+    rms_norm,
+    gated_act,
+    per_layer_inputs,
+    route,
+    expert_gemv,
+    expert_sum,
+    rope_append,
+    attention,
+    decode_attention,
+    combine,
+    argmax,
+    sampling
+);
 
 /// Draws follow the softmax of what is kept. The twins show it: `sampling` says that kernels draw as they do.
 #[test]

@@ -27,6 +27,11 @@ fn greedy() {
 }
 
 #[test]
+fn roll_back() {
+    each(cases::roll_back);
+}
+
+#[test]
 fn splits() {
     each(cases::splits);
 }

@@ -1,4 +1,4 @@
-//! What quantisation costs a real model: perplexity and Kullback-Leibler divergence against f32 weights.
+//! What quantisation of weights, and of keys and values, costs a real model: perplexity and Kullback-Leibler divergence against f32 weights.
 //! Slow on a software device, so only with JIRD_FULL; the models lie in the folder JIRD_MODELS.
 #![cfg(not(target_arch = "wasm32"))]
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
@@ -11,7 +11,7 @@ use jird::fetch::{FolderOpener, Repo};
 use jird::gpu::{Gpu, GpuOptions};
 use jird::kernels::Step;
 use jird::models::{Rows, State, TextModel, declare};
-use jird::nn::{Loader, WeightDtype};
+use jird::nn::{CacheFormat, Loader, WeightDtype};
 use jird::plan::{Plan, PlanBuilder, Value};
 use jird::text::Tokenizer;
 use jird::text::chat::encode_rendered;
@@ -28,10 +28,10 @@ struct Scorer {
 }
 
 impl Scorer {
-    async fn load(gpu: &Rc<Gpu>, repo: &Repo, dtype: WeightDtype) -> Self {
+    async fn load(gpu: &Rc<Gpu>, repo: &Repo, (dtype, format): (WeightDtype, CacheFormat)) -> Self {
         let config = repo.read_all("config.json", 1 << 20).await.expect("a file").expect("config.json");
         let checkpoint = Checkpoint::open(repo).await.expect("a checkpoint");
-        let mut loader = Loader::new(gpu, &checkpoint, dtype);
+        let mut loader = Loader::new(gpu, &checkpoint, dtype).with_cache_format(format);
         let config = serde_json::from_slice(&config).expect("a configuration");
         let model: Box<dyn TextModel> = declare(&config, &mut loader).expect("a model");
         loader.run(&|| Ok(())).await.expect("weights");
@@ -61,14 +61,14 @@ fn log_softmax(logits: &[f32]) -> Vec<f64> {
     logits.iter().map(|logit| f64::from(logit - highest) - total.ln()).collect()
 }
 
-/// Perplexities of every dtype, and the mean KL divergence from the first.
-async fn measure(folder: &str, dtypes: &[WeightDtype]) -> Vec<(f64, f64)> {
+/// Perplexities with every dtype of weights and of caches, and the mean KL divergence from the first.
+async fn measure(folder: &str, dtypes: &[(WeightDtype, CacheFormat)]) -> Vec<(f64, f64)> {
     let models = PathBuf::from(std::env::var("JIRD_MODELS").expect("JIRD_MODELS"));
     let repo = Repo::new(FolderOpener::new(models.join(folder)));
     let gpu = Gpu::open(GpuOptions::default()).await.expect("a GPU device");
     let mut scorers = Vec::new();
-    for dtype in dtypes {
-        scorers.push(Scorer::load(&gpu, &repo, *dtype).await);
+    for &dtypes in dtypes {
+        scorers.push(Scorer::load(&gpu, &repo, dtypes).await);
     }
     let tokenizer = repo.read_all("tokenizer.json", 1 << 27).await.expect("a file").expect("tokenizer.json");
     let tokenizer = Tokenizer::from_json(&tokenizer).expect("a tokenizer");
@@ -97,20 +97,25 @@ async fn measure(folder: &str, dtypes: &[WeightDtype]) -> Vec<(f64, f64)> {
     sums.into_iter().map(|(loss, divergence)| (mean(loss).exp(), mean(divergence))).collect()
 }
 
-/// Prints the table and fails where q8 is more than 1% or q4 more than 8% worse than f32.
+/// Prints the table and fails where q8 is more than 1% or q4 more than 8% worse than f32, or halves as keys and
+/// values beside f32 weights more than 0.1% off.
 fn check(folder: &str) {
     if std::env::var_os("JIRD_FULL").is_none() {
         println!("skipped: {folder} is measured with JIRD_FULL, as by ./run test --full");
         return;
     }
-    let results = pollster::block_on(measure(folder, &[WeightDtype::F32, WeightDtype::Q8, WeightDtype::Q4]));
+    let cases = [
+        ("f32", (WeightDtype::F32, CacheFormat::F32), 0.0, 1.0),
+        ("f32, keys and values f16", (WeightDtype::F32, CacheFormat::F16), 0.999, 1.001),
+        ("q8", (WeightDtype::Q8, CacheFormat::F16), 0.0, 1.01),
+        ("q4", (WeightDtype::Q4, CacheFormat::F16), 0.0, 1.08),
+    ];
+    let results = pollster::block_on(measure(folder, &cases.map(|(_, dtypes, ..)| dtypes)));
     let exact = results[0].0;
-    for ((perplexity, divergence), (name, bound)) in
-        results.iter().zip([("f32", 1.0), ("q8", 1.01), ("q4", 1.08)])
-    {
+    for ((perplexity, divergence), (name, _, least, most)) in results.iter().zip(cases) {
         let ratio = perplexity / exact;
-        println!("{folder} {name}: perplexity {perplexity:.4} ({ratio:.4} of f32), KL {divergence:.5}");
-        assert!(ratio <= bound, "{folder} {name}: perplexity {perplexity} against {exact}");
+        println!("{folder} {name}: perplexity {perplexity:.4} ({ratio:.5} of f32), KL {divergence:.6}");
+        assert!((least..=most).contains(&ratio), "{folder} {name}: perplexity {perplexity} against {exact}");
     }
 }
 

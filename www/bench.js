@@ -1,5 +1,6 @@
 // Measures prefill and decode in this browser: prints a table and JSON, and posts the JSON to /result for
-// whoever drives the page. Parameters of the page: model, dtype, context, prompt, new (tokens), runs.
+// whoever drives the page. Parameters of the page: model, dtype, context, cache (0: without), prompt and new (tokens),
+// runs (0: the load alone). Prompts may be several, as in prompt=128,2048,8192: decode slows down as the context grows.
 
 import { Model } from "./pkg/index.js";
 
@@ -16,21 +17,35 @@ await fetch("/result", { method: "POST", body: JSON.stringify(result) }).catch((
 
 async function bench() {
   const source = parameters.get("model") ?? "./models/smollm2";
-  const promptTokens = tokens("prompt", 128);
+  const prompts = (parameters.get("prompt") ?? "128").split(",").map(Number);
   const maxTokens = tokens("new", 64);
+  const runCount = tokens("runs", 3);
+  // A prompt comes out a little longer or shorter than wished.
+  const context = Math.ceil(Math.max(...prompts) * 1.05) + maxTokens + 64;
   const started = performance.now();
   const model = await Model.load(source, {
     dtype: parameters.get("dtype") ?? undefined,
-    context: parameters.has("context") ? tokens("context") : undefined,
-    onProgress: ({ type, loadedBytes }) => (status.textContent = `Loading: ${type} ${loadedBytes ?? ""}`),
+    context: parameters.has("context") || context > 2048 ? tokens("context", context) : undefined,
+    cache: parameters.get("cache") !== "0",
+    onProgress: ({ phase, loaded }) => (status.textContent = `Loading: ${phase} ${loaded ?? ""}`),
   });
   const loadMs = performance.now() - started;
-  const prompt = await promptOf(model, promptTokens);
-  const runs = [];
-  for (let run = 1; run <= tokens("runs", 3); run++) {
-    status.textContent = `Run ${run}…`;
-    runs.push(await measure(model, prompt, maxTokens));
-    showRun(run, runs.at(-1));
+  showLoad(loadMs, model.memory);
+  const results = [];
+  for (const promptTokens of runCount > 0 ? prompts : []) {
+    const promptOf = await prompter(model, promptTokens);
+    const runs = [];
+    for (let run = 1; run <= runCount; run++) {
+      status.textContent = `${promptTokens} tokens, run ${run}…`;
+      runs.push(await measure(model, promptOf(run), maxTokens));
+      showRun(run, runs.at(-1));
+    }
+    results.push({
+      promptTokens,
+      prefillTokensPerSecond: median(runs.map((run) => run.prefillTokensPerSecond)),
+      decodeTokensPerSecond: median(runs.map((run) => run.decodeTokensPerSecond)),
+      runs,
+    });
   }
   const { memory, ...info } = model.info;
   await model.dispose();
@@ -38,22 +53,27 @@ async function bench() {
     source,
     ...info,
     loadMs,
-    prefillTokensPerSecond: median(runs.map((run) => run.prefillTokensPerSecond)),
-    decodeTokensPerSecond: median(runs.map((run) => run.decodeTokensPerSecond)),
-    runs,
+    ...results[0],
+    results,
     memory,
     adapter: await describeAdapter(),
     userAgent: navigator.userAgent,
   };
 }
 
-/** A prompt of about `count` tokens. A first generation tells how many tokens a word takes, and warms up. */
-async function promptOf(model, count) {
+/**
+ * Makes prompts of about `count` tokens, which differ from the first word on: of a prompt that begins as the last
+ * one did, the beginning would not be computed again. A first generation tells how many tokens a word takes, and
+ * warms up.
+ */
+async function prompter(model, count) {
   status.textContent = "Warming up…";
-  const words = (length) => Array.from({ length }, (_, i) => WORDS[i % WORDS.length]).join(" ");
-  const trial = model.generate(words(count), { maxTokens: 2 });
+  const words = (length, first) => Array.from({ length }, (_, i) => WORDS[(i + first) % WORDS.length]).join(" ");
+  const trialWords = Math.min(count, 128);
+  const trial = model.generate(words(trialWords, 0), { maxTokens: 2 });
   await trial.text();
-  return words(Math.max(1, Math.round((count * count) / trial.stats.promptTokens)));
+  const length = Math.max(1, Math.round((count * trialWords) / trial.stats.promptTokens));
+  return (run) => words(length, run);
 }
 
 async function measure(model, prompt, maxTokens) {
@@ -67,6 +87,15 @@ async function measure(model, prompt, maxTokens) {
     newTokens,
     decodeTokensPerSecond: tokensPerSecond,
   };
+}
+
+/** The highest that the wasm heap, which never shrinks, and the GPU's bytes came to. */
+function showLoad(loadMs, { heap, peak, weights }) {
+  const megabytes = (bytes) => (bytes / 1e6).toFixed(1);
+  const row = document.getElementById("load").tBodies[0].insertRow();
+  for (const cell of [(loadMs / 1000).toFixed(1), megabytes(weights), megabytes(peak), megabytes(heap)]) {
+    row.insertCell().textContent = cell;
+  }
 }
 
 function showRun(number, run) {
@@ -83,6 +112,7 @@ function showRun(number, run) {
 
 function median(values) {
   const sorted = values.toSorted((a, b) => a - b);
+  if (sorted.length === 0) return undefined;
   const middle = Math.floor(sorted.length / 2);
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }

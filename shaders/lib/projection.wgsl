@@ -47,13 +47,9 @@ fn turned(is_query: bool, source: u32, row: u32, i: u32, mean_square: f32) -> f3
 
 // Its elements 4·column … 4·column+3.
 fn turned4(is_query: bool, source: u32, row: u32, column: u32, mean_square: f32) -> vec4<f32> {
-  let i = column * 4u;
-  return vec4<f32>(
-    turned(is_query, source, row, i, mean_square),
-    turned(is_query, source, row, i + 1u, mean_square),
-    turned(is_query, source, row, i + 2u, mean_square),
-    turned(is_query, source, row, i + 3u, mean_square),
-  );
+  var result: vec4<f32>;
+  for (var n = 0u; n < 4u; n++) { result[n] = turned(is_query, source, row, column * 4u + n, mean_square); }
+  return result;
 }
 
 fn value4(source: u32, column: u32, mean_square: f32) -> vec4<f32> {

@@ -59,6 +59,8 @@ impl TensorInfo {
 pub struct Checkpoint {
     name: String,
     files: Vec<BlockFile>,
+    /// Where the header of each file lies in it.
+    headers: Vec<Range<u64>>,
     tensors: BTreeMap<String, TensorInfo>,
 }
 
@@ -70,9 +72,9 @@ impl Checkpoint {
     pub async fn open(repo: &Repo) -> Result<Self> {
         let name = repo.name().to_owned();
         if let Some(file) = repo.find(SINGLE_FILE).await? {
-            let header = read_header(&file).await?;
+            let (header, extent) = read_header(&file).await?;
             let tensors = header.tensors.into_iter().map(|(name, entry)| tensor_info(name, 0, entry));
-            return Ok(Self { name, tensors: by_name(tensors), files: vec![file] });
+            return Ok(Self { name, tensors: by_name(tensors), files: vec![file], headers: vec![extent] });
         }
         let index = repo.read_all(INDEX_FILE, MAX_INDEX_SIZE).await?.ok_or_else(|| {
             Error::new(Code::Checkpoint, format!("open the weights of {name}"))
@@ -89,11 +91,15 @@ impl Checkpoint {
         for (tensor, file) in weight_map {
             names_by_file.entry(file).or_default().push(tensor);
         }
-        let mut checkpoint =
-            Self { name: repo.name().to_owned(), files: Vec::new(), tensors: BTreeMap::new() };
+        let mut checkpoint = Self {
+            name: repo.name().to_owned(),
+            files: Vec::new(),
+            headers: Vec::new(),
+            tensors: BTreeMap::new(),
+        };
         for (file_name, names) in names_by_file {
             let file = repo.open(&file_name).await?;
-            let mut header = read_header(&file).await?;
+            let (mut header, extent) = read_header(&file).await?;
             for name in names {
                 let entry = header.tensors.remove(&name).ok_or_else(|| {
                     Error::new(Code::Checkpoint, format!("open the weights of {}", checkpoint.name))
@@ -104,6 +110,7 @@ impl Checkpoint {
                 checkpoint.tensors.insert(info.name.clone(), info);
             }
             checkpoint.files.push(file);
+            checkpoint.headers.push(extent);
         }
         Ok(checkpoint)
     }
@@ -111,6 +118,27 @@ impl Checkpoint {
     /// The files of weights.
     pub fn files(&self) -> impl Iterator<Item = &BlockFile> {
         self.files.iter()
+    }
+
+    /// For each file its name and the bytes that are loaded for its header and for those of `ranges` that lie
+    /// in it. `ranges` are numbers of files and bytes in them.
+    pub fn downloads(&self, ranges: &[(usize, Range<u64>)]) -> Vec<(&str, u64)> {
+        let files = (0..).zip(self.files.iter().zip(&self.headers));
+        files
+            .map(|(number, (file, header))| {
+                let inside = ranges.iter().filter(|(file, _)| *file == number).map(|(_, range)| range);
+                (file.name(), file.bytes_of_blocks(inside.chain([header]).cloned()))
+            })
+            .collect()
+    }
+
+    /// Says that `ranges`, numbers of files and bytes in them, will be read in this order, so that they may be
+    /// fetched ahead.
+    pub fn will_read(&self, ranges: &[(usize, Range<u64>)]) -> Result<()> {
+        ranges.iter().try_for_each(|(file, range)| {
+            self.file(*file)?.will_read([range.clone()]);
+            Ok(())
+        })
     }
 
     /// The file of this number.
@@ -172,11 +200,13 @@ impl Checkpoint {
     }
 }
 
-async fn read_header(file: &BlockFile) -> Result<Header> {
+/// The header of a file, and where it lies.
+async fn read_header(file: &BlockFile) -> Result<(Header, Range<u64>)> {
     let first_bytes = file.read(0..LENGTH_SIZE.min(file.size())).await?;
     let length = header::json_length(file.name(), &first_bytes, file.size())?;
-    let json = file.read(LENGTH_SIZE..LENGTH_SIZE + length).await?;
-    parse_header(file.name(), &json, file.size())
+    let end = LENGTH_SIZE + length;
+    let json = file.read(LENGTH_SIZE..end).await?;
+    Ok((parse_header(file.name(), &json, file.size())?, 0..end))
 }
 
 fn tensor_info(name: String, file: usize, entry: header::HeaderEntry) -> TensorInfo {

@@ -90,9 +90,11 @@ impl Fit<'_> {
     /// to half the context, or without all that can go.
     fn newest_turns(&self, droppable: usize) -> Result<Fitted> {
         let before = self.dropped_turns.min(droppable);
-        let ids = self.encode(before)?;
-        if before > 0 && ids.len() <= self.most() {
-            return Ok(Fitted { ids, dropped_turns: before });
+        if before > 0 {
+            let ids = self.encode(before)?;
+            if ids.len() <= self.most() {
+                return Ok(Fitted { ids, dropped_turns: before });
+            }
         }
         let (mut least, mut most) = (before.max(1).min(droppable), droppable);
         while least < most {

@@ -1,6 +1,6 @@
 //! Generation, pulled piece by piece.
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
@@ -9,17 +9,13 @@ use web_time::Instant;
 
 use super::fit::{ContextFull, Fit};
 use super::load::Model;
-use super::session::Conversation;
+use super::session::{Conversation, MAX_ROWS, STEPS_IN_FLIGHT};
 use crate::error::{Code, Error, Result};
 use crate::gpu::Readback;
 use crate::kernels::Step;
-use crate::nn::Sampler;
+use crate::nn::{RowStats, Sampler};
 use crate::text::chat::LocalTime;
 use crate::text::{OutputParser, Part, StopSequences};
-
-/// Steps on their way at once: the next is submitted before the last one's token is known, which it reads on
-/// the GPU, so that the GPU does not wait for the CPU.
-const STEPS_IN_FLIGHT: usize = 2;
 
 /// What to continue.
 #[derive(Clone, Debug)]
@@ -144,6 +140,8 @@ pub struct Stats {
     pub first_token_ms: Option<f64>,
     /// Tokens per second after the first.
     pub tokens_per_second: Option<f64>,
+    /// What reading the rows of the model's table took, where it has one.
+    pub rows: Option<RowStats>,
     /// None while it goes on.
     pub finish_reason: Option<FinishReason>,
 }
@@ -189,6 +187,8 @@ pub struct Generation {
     ids: Vec<u32>,
     prompt_tokens: u32,
     cached_tokens: Option<u32>,
+    /// What the model's table had read before.
+    rows_before: Option<RowStats>,
     started: Option<Instant>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
@@ -281,6 +281,7 @@ impl Generation {
             ids: Vec::new(),
             prompt_tokens,
             cached_tokens: None,
+            rows_before: None,
             started: None,
             first_token: None,
             last_token: None,
@@ -301,7 +302,7 @@ impl Generation {
     }
 
     async fn advance(&mut self, output: Output) -> Result<Option<Piece>> {
-        self.submit()?;
+        self.submit().await?;
         let Some(readback) = self.in_flight.pop_front() else { return Ok(None) };
         let bytes = readback.bytes(&self.model.gpu).await?;
         let id: u32 = bytemuck::pod_read_unaligned(&bytes);
@@ -316,32 +317,71 @@ impl Generation {
     }
 
     /// Keeps steps on their way, as far as the limit allows.
-    fn submit(&mut self) -> Result<()> {
-        let model = self.model.text.as_ref();
-        let mut conversation = self.conversation.borrow_mut();
-        let (sampler, step) = (self.options.sampler(), self.options.step());
-        let number = *self.number.get_or_insert_with(|| conversation.begin());
-        conversation.check_current(number)?;
+    async fn submit(&mut self) -> Result<()> {
         if let Some(ids) = self.unread.take() {
-            self.started.get_or_insert_with(Instant::now);
-            conversation.dropped_turns = self.dropped_turns;
-            let (readback, cached) = conversation.prefill(model, &ids, sampler, step)?;
-            self.cached_tokens.get_or_insert(cached);
-            self.in_flight.push_back(readback);
-            self.submitted += 1;
+            self.prefill(&ids).await?;
         }
+        let steps = if self.model.row_table.is_some() { 1 } else { STEPS_IN_FLIGHT };
         let limit = self.full_at.min(self.options.max_tokens.unwrap_or(u32::MAX));
-        while self.in_flight.len() < STEPS_IN_FLIGHT && self.submitted < limit {
-            self.in_flight.push_back(conversation.decode(model, sampler, step)?);
+        while self.in_flight.len() < steps && self.submitted < limit {
+            let last = self.ids.last().copied();
+            let rows = self.table_rows(last.as_slice()).await?;
+            let (sampler, step) = (self.options.sampler(), self.options.step());
+            let mut conversation = self.current()?;
+            let readback = conversation.decode(self.model.text.as_ref(), &rows, sampler, step)?;
+            drop(conversation);
+            self.in_flight.push_back(readback);
             self.submitted += 1;
         }
         Ok(())
     }
 
-    fn accept(&mut self, id: u32, readback: Readback) -> Result<()> {
-        let mut conversation = self.conversation.borrow_mut();
+    /// Submits what the caches do not hold of `ids`.
+    async fn prefill(&mut self, ids: &[u32]) -> Result<()> {
+        self.started.get_or_insert_with(Instant::now);
+        let cached = {
+            let mut conversation = self.conversation.borrow_mut();
+            let number = *self.number.get_or_insert_with(|| conversation.begin());
+            conversation.check_current(number)?;
+            conversation.dropped_turns = self.dropped_turns;
+            conversation.resume(ids)
+        };
+        self.cached_tokens.get_or_insert(cached as u32);
+        if let Some(table) = &self.model.row_table {
+            self.rows_before.get_or_insert_with(|| table.stats());
+            table.prefetch(&ids[cached..]).await?;
+        }
+        let mut chunks = ids[cached..].chunks(MAX_ROWS as usize).peekable();
+        while let Some(chunk) = chunks.next() {
+            let rows = self.table_rows(chunk).await?;
+            let sampler = chunks.peek().is_none().then(|| self.options.sampler());
+            let mut conversation = self.current()?;
+            let model = self.model.text.as_ref();
+            let readback = conversation.prefill(model, chunk, &rows, sampler, self.options.step())?;
+            drop(conversation);
+            self.in_flight.extend(readback);
+        }
+        self.submitted += 1;
+        Ok(())
+    }
+
+    /// What the model's table has for `ids`; nothing where it has no table.
+    async fn table_rows(&self, ids: &[u32]) -> Result<Vec<f32>> {
+        match &self.model.row_table {
+            Some(table) => table.rows(ids).await,
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// The conversation, as long as no other generation of it has begun.
+    fn current(&self) -> Result<RefMut<'_, Conversation>> {
+        let conversation = self.conversation.borrow_mut();
         conversation.check_current(self.number.unwrap_or_default())?;
-        conversation.accept(id, readback);
+        Ok(conversation)
+    }
+
+    fn accept(&mut self, id: u32, readback: Readback) -> Result<()> {
+        self.current()?.accept(id, readback);
         let now = Instant::now();
         self.ids.push(id);
         self.first_token.get_or_insert(now);
@@ -423,7 +463,36 @@ impl Generation {
             new_tokens: self.ids.len() as u32,
             first_token_ms: started.map(|(started, first)| seconds(started, first) * 1e3),
             tokens_per_second: span.filter(|&span| span > 0.0).map(|span| (self.ids.len() - 1) as f64 / span),
+            rows: self.model.row_table.as_ref().map(|table| {
+                let now = table.stats();
+                now.since(self.rows_before.unwrap_or(now))
+            }),
             finish_reason: self.finish_reason,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pass(parts: Vec<Part>) -> (Vec<Part>, bool) {
+        let mut watch = Watch { stop: StopSequences::new(["END"]).unwrap(), has_calls: false };
+        let (mut passed, is_stopped) = watch.pass(parts);
+        push_text(&mut passed, watch.stop.release());
+        (passed, is_stopped)
+    }
+
+    #[test]
+    fn stop_sequences_end_the_answer_and_not_the_thinking() {
+        let (text, thinking) =
+            (|text: &str| Part::Text(text.into()), |text: &str| Part::Thinking(text.into()));
+        assert_eq!(
+            pass(vec![thinking("END?"), text("a E"), text("ND b"), text("c")]),
+            (vec![thinking("END?"), text("a ")], true)
+        );
+        // No sequence reaches over what is no text.
+        let parts = vec![text("a E"), thinking("…"), text("ND")];
+        assert_eq!(pass(parts), (vec![text("a "), text("E"), thinking("…"), text("ND")], false));
     }
 }

@@ -7,20 +7,23 @@ use std::sync::Arc;
 
 use serde_json::Value as Json;
 
+use super::memory::MemoryPlan;
 use super::progress::{LoadObserver, Progress};
 use super::session::Conversation;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Code, Error, Result};
-use crate::fetch::Repo;
+use crate::fetch::{BlockFile, HELD_BYTES, Repo};
 use crate::gpu::Gpu;
 use crate::models::{self, TextModel};
-use crate::nn::{Loader, WeightDtype};
+use crate::nn::{Loader, RowTable, WeightDtype};
 use crate::plan::Plan;
 use crate::text::{ChatTemplate, OutputFormat, Tokenizer};
 
 /// Bounds of the small files, in bytes. The largest known tokenizer.json has 33 MB.
 const MAX_CONFIG_BYTES: u64 = 4 << 20;
 const MAX_TOKENIZER_BYTES: u64 = 128 << 20;
+
+const TOKENIZER_FILE: &str = "tokenizer.json";
 
 /// Positions of a session where the caller names no context: enough for a chat, and affordable on a phone.
 const DEFAULT_CONTEXT: u32 = 2048;
@@ -32,18 +35,69 @@ pub struct LoadOptions {
     pub dtype: WeightDtype,
     /// Positions that a conversation may have; None chooses.
     pub context: Option<u32>,
+    /// Bytes that the model may take on the GPU and on the heap together; None: what the device can hold.
+    pub memory_budget: Option<u64>,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { dtype: WeightDtype::Auto, context: None }
+        Self { dtype: WeightDtype::Auto, context: None, memory_budget: None }
     }
+}
+
+/// What is read before a model is declared.
+struct Opened {
+    config: Json,
+    checkpoint: Rc<Checkpoint>,
+    tokenizer: BlockFile,
+}
+
+impl Opened {
+    async fn read(repo: &Repo) -> Result<Self> {
+        let config = json(repo, "config.json").await?.ok_or_else(|| missing(repo, "config.json"))?;
+        let checkpoint = Rc::new(Checkpoint::open(repo).await?);
+        let tokenizer = repo.find(TOKENIZER_FILE).await?.ok_or_else(|| missing(repo, TOKENIZER_FILE))?;
+        Ok(Self { config, checkpoint, tokenizer })
+    }
+
+    /// Reserves everything that the model will hold. Nothing is allocated and no weight is read.
+    fn declare<'a>(&'a self, gpu: &'a Rc<Gpu>, options: LoadOptions) -> Result<Declared<'a>> {
+        let before = gpu.ledger().as_ref().clone();
+        let mut loader = Loader::new(gpu, &self.checkpoint, options.dtype);
+        let text = models::declare(&self.config, &mut loader)?;
+        let largest = text.dimensions().max_position_embeddings;
+        let context =
+            check_context("load the model", options.context, DEFAULT_CONTEXT.min(largest), largest)?;
+        let conversation = Conversation::new(gpu, text.as_ref(), context, None)?;
+        let mut downloads = self.checkpoint.downloads(&loader.ranges());
+        downloads.push((self.tokenizer.name(), self.tokenizer.size()));
+        let plan = MemoryPlan {
+            tokenizer: self.tokenizer.size(),
+            rows: text.dimensions().row_table.as_ref().map_or(0, RowTable::cache_bytes),
+            staging: HELD_BYTES + loader.staging_bytes(),
+            download_bytes: downloads.iter().map(|(_, bytes)| bytes).sum(),
+            budget: options.memory_budget,
+            ..MemoryPlan::of_gpu(gpu.ledger(), &before)
+        };
+        Ok(Declared { loader, text, conversation, downloads, plan })
+    }
+}
+
+/// A model whose memory is reserved and whose weights are not there yet.
+struct Declared<'a> {
+    loader: Loader<'a>,
+    text: Box<dyn TextModel>,
+    conversation: Conversation,
+    /// The files that will be read, and how much of each.
+    downloads: Vec<(&'a str, u64)>,
+    plan: MemoryPlan,
 }
 
 /// A model on the GPU with its tokenizer.
 pub struct Model {
     pub(super) gpu: Rc<Gpu>,
     pub(super) text: Box<dyn TextModel>,
+    pub(super) row_table: Option<Rc<RowTable>>,
     pub(super) tokenizer: Arc<Tokenizer>,
     pub(super) template: Option<ChatTemplate>,
     pub(super) stop_ids: BTreeSet<u32>,
@@ -78,29 +132,30 @@ impl Model {
         options: LoadOptions,
         progress: &Progress,
     ) -> Result<Rc<Self>> {
-        let config = json(repo, "config.json").await?.ok_or_else(|| missing(repo, "config.json"))?;
-        let checkpoint = Checkpoint::open(repo).await?;
-        progress.begin(checkpoint.files().map(|file| (file.name(), file.size())));
-        let mut loader = Loader::new(gpu, &checkpoint, options.dtype);
-        let text = models::declare(&config, &mut loader)?;
-        let largest = text.dimensions().max_position_embeddings;
-        let context =
-            check_context("load the model", options.context, DEFAULT_CONTEXT.min(largest), largest)?;
-        let conversation = Conversation::new(gpu, text.as_ref(), context)?;
+        let opened = Opened::read(repo).await?;
+        let declared = opened.declare(gpu, options)?;
+        declared.plan.check()?;
+        progress.begin(&declared.downloads);
+        progress.unused(&models::unused(&declared.loader));
+        gpu.allocate().await?;
 
-        let tokenizer = repo.read_all("tokenizer.json", MAX_TOKENIZER_BYTES).await?;
-        let tokenizer = Tokenizer::from_json(&tokenizer.ok_or_else(|| missing(repo, "tokenizer.json"))?)?;
+        let tokenizer = Tokenizer::from_json(&opened.tokenizer.read_all(MAX_TOKENIZER_BYTES).await?)?;
         let template = template(repo).await?;
         let generation = json(repo, "generation_config.json").await?;
 
+        let Declared { loader, text, conversation, plan, .. } = declared;
         loader.run(&|| progress.check()).await?;
+        gpu.ledger().set_limit(plan.gpu_limit());
         repo.finish().await?;
         progress.finish();
+        let row_table = text.dimensions().row_table.clone();
         let output = OutputFormat::of(&tokenizer, template.as_ref());
-        let mut stop_ids = stop_ids(generation.as_ref().and_then(|json| json.get("eos_token_id")), &config);
+        let config = &opened.config;
+        let mut stop_ids = stop_ids(generation.as_ref().and_then(|json| json.get("eos_token_id")), config);
         stop_ids.extend(output.response_id());
         let model = Rc::new(Self {
             gpu: gpu.clone(),
+            row_table: row_table.map(|layout| Rc::new(RowTable::new(opened.checkpoint.clone(), layout))),
             text,
             tokenizer: Arc::new(tokenizer),
             template,
@@ -112,6 +167,15 @@ impl Model {
         // Compiled now, so that the first token does not wait for it.
         model.decode_plan()?;
         Ok(model)
+    }
+
+    /// What [`Model::load`] would take with these options. Only the configuration and the headers are read, and
+    /// nothing is allocated.
+    ///
+    /// Fails as the load would, but for a plan that is above the budget: that it does not fit, the plan says.
+    pub async fn plan(gpu: &Rc<Gpu>, repo: &Repo, options: LoadOptions) -> Result<MemoryPlan> {
+        let opened = Opened::read(repo).await?;
+        opened.declare(gpu, options).map(|declared| declared.plan)
     }
 
     /// `model_type` of its configuration.
@@ -127,6 +191,12 @@ impl Model {
     /// Entries of the vocabulary.
     pub fn vocab_size(&self) -> u32 {
         self.text.dimensions().vocab_size
+    }
+
+    /// The table that stays where the checkpoint is stored and of which every step reads its tokens' rows,
+    /// where the model has one: Gemma 4's per-layer embeddings.
+    pub fn row_table(&self) -> Option<&Rc<RowTable>> {
+        self.row_table.as_ref()
     }
 
     /// Its tokenizer.
@@ -171,7 +241,9 @@ pub(super) fn check_context(asked: &str, wished: Option<u32>, default: u32, larg
 
 /// The ids that end a generation: of generation_config.json, else of config.json.
 fn stop_ids(generation: Option<&Json>, config: &Json) -> BTreeSet<u32> {
-    let ids = generation.filter(|ids| !ids.is_null()).or(config.get("eos_token_id"));
+    let of_config = [Some(config), config.get("text_config")].into_iter().flatten();
+    let mut of_config = of_config.filter_map(|config| config.get("eos_token_id"));
+    let ids = generation.filter(|ids| !ids.is_null()).or_else(|| of_config.find(|ids| !ids.is_null()));
     let id = |json: &Json| json.as_u64().and_then(|id| u32::try_from(id).ok());
     match ids {
         Some(Json::Array(list)) => list.iter().filter_map(id).collect(),

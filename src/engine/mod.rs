@@ -7,11 +7,14 @@
 mod fit;
 mod generate;
 mod load;
+mod memory;
 mod progress;
 mod session;
 
+pub use crate::nn::{RowStats, RowTable};
 pub use fit::ContextFull;
 pub use generate::{FinishReason, GenerateOptions, Generation, Piece, Prompt, Stats};
 pub use load::{LoadOptions, Model};
+pub use memory::MemoryPlan;
 pub use progress::{LoadEvent, LoadObserver};
 pub use session::{Session, SessionOptions};

@@ -1,38 +1,46 @@
 //! What a load tells while it goes on.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
 use crate::error::{Code, Error, Result};
-use crate::fetch::{FetchEvent, Repo};
+use crate::fetch::{self, FetchEvent, Repo};
 
 /// An event of a load.
 #[derive(Clone, Copy, Debug)]
 pub enum LoadEvent<'a> {
-    /// A file other than the weights is being read.
-    File {
-        /// Its name.
+    /// What there is to load is being found out. The first event, at once, is of this kind.
+    Open {
+        /// The file being read: `config.json`, or one with a header.
         file: &'a str,
     },
-    /// More of the weights is there. All sizes are sums over the files of weights, and only grow.
-    Weights {
+    /// More of the tokenizer or the weights is there. `loaded` only grows, and ends at `total`, which never
+    /// changes: it counts the parts of the files that are needed.
+    Download {
         /// The file being read.
         file: &'a str,
         /// Bytes loaded.
-        loaded_bytes: u64,
+        loaded: u64,
         /// Bytes in all.
-        total_bytes: u64,
-        /// Bytes of `loaded_bytes` that came from the block store.
-        cached_bytes: u64,
+        total: u64,
+        /// Bytes of `loaded` that came from the block store.
+        from_cache: u64,
     },
+    /// Everything is there; kernels are being compiled.
+    Compile,
     /// The block store failed; the load goes on without it.
     Uncached {
         /// The file whose block could not be kept.
         file: &'a str,
         /// Why.
         error: &'a Error,
+    },
+    /// The checkpoint has tensors beside those of the text model that nothing reads.
+    Unused {
+        /// Their names.
+        tensors: &'a [&'a str],
     },
     /// A request failed; it is made again.
     Retry {
@@ -45,8 +53,6 @@ pub enum LoadEvent<'a> {
     },
     /// A file has changed on its server meanwhile: the load begins anew, and so do all counts.
     Restart,
-    /// The weights are there; kernels are being compiled.
-    Compile,
 }
 
 /// Follows a load and may end it.
@@ -66,35 +72,38 @@ impl LoadObserver for () {}
 #[derive(Clone, Copy, Default)]
 struct Counted {
     loaded: u64,
+    /// 0 for files that do not count.
     total: u64,
-    cached: u64,
+    from_cache: u64,
 }
 
-/// Adds up the files of weights.
+/// Adds up the files of a load.
 pub(super) struct Progress {
     observer: Rc<dyn LoadObserver>,
-    /// By name; totals are 0 until the headers have been read and all sizes are known.
-    weights: RefCell<BTreeMap<String, Counted>>,
+    /// By name. Bytes of headers are counted before the totals are known.
+    files: RefCell<BTreeMap<String, Counted>>,
+    /// The totals are known.
+    has_begun: Cell<bool>,
+    /// What is read from then on is not of the load.
+    is_finished: Cell<bool>,
 }
 
 impl Progress {
     pub fn new(observer: Rc<dyn LoadObserver>) -> Rc<Self> {
-        Rc::new(Self { observer, weights: RefCell::default() })
+        observer.event(LoadEvent::Open { file: "config.json" });
+        Rc::new(Self {
+            observer,
+            files: RefCell::default(),
+            has_begun: Cell::default(),
+            is_finished: Cell::default(),
+        })
     }
 
     /// `repo`, whose reads are told to the observer.
     pub fn watch(self: Rc<Self>, repo: Repo) -> Repo {
         repo.with_observer(Rc::new(move |event| match event {
-            FetchEvent::Progress(progress) if progress.file.ends_with(".safetensors") => {
-                // Headers count too, though nobody is told before all sizes are known.
-                let mut weights = self.weights.borrow_mut();
-                let counted = weights.entry(progress.file.to_owned()).or_default();
-                counted.loaded = progress.loaded;
-                counted.cached = progress.from_cache;
-                drop(weights);
-                self.tell_weights(progress.file);
-            }
-            FetchEvent::Progress(progress) => self.observer.event(LoadEvent::File { file: progress.file }),
+            FetchEvent::Progress(_) if self.is_finished.get() => {}
+            FetchEvent::Progress(progress) => self.count(progress),
             FetchEvent::StoreFailed { file, error } => {
                 self.observer.event(LoadEvent::Uncached { file, error });
             }
@@ -102,27 +111,46 @@ impl Progress {
                 self.observer.event(LoadEvent::Retry { file, delay, error });
             }
             FetchEvent::Restart => {
-                self.weights.borrow_mut().clear();
+                self.files.borrow_mut().clear();
+                self.has_begun.set(false);
                 self.observer.event(LoadEvent::Restart);
             }
         }))
     }
 
-    /// From now on weights are counted: `files` are their names and sizes.
-    pub fn begin<'a>(&self, files: impl Iterator<Item = (&'a str, u64)>) {
-        let mut weights = self.weights.borrow_mut();
-        for (name, total) in files {
-            weights.entry(name.to_owned()).or_default().total = total;
+    fn count(&self, progress: fetch::Progress<'_>) {
+        let mut files = self.files.borrow_mut();
+        let counted = files.entry(progress.file.to_owned()).or_default();
+        counted.loaded = progress.loaded;
+        counted.from_cache = progress.from_cache;
+        let counts = counted.total > 0;
+        drop(files);
+        if !self.has_begun.get() {
+            self.observer.event(LoadEvent::Open { file: progress.file });
+        } else if counts {
+            self.tell(progress.file);
         }
     }
 
-    /// Everything that is needed has been read, be it less than the files hold.
-    pub fn finish(&self) {
-        for counted in self.weights.borrow_mut().values_mut() {
-            counted.loaded = counted.total;
+    /// From now on downloads are counted: `files` are their names and how much of each will be read.
+    pub fn begin(&self, files: &[(&str, u64)]) {
+        for (name, total) in files {
+            self.files.borrow_mut().entry((*name).to_owned()).or_default().total = *total;
         }
-        let last = self.weights.borrow().keys().next_back().cloned();
-        self.tell_weights(&last.unwrap_or_default());
+        self.has_begun.set(true);
+        self.tell(files.first().map_or("", |(name, _)| name));
+    }
+
+    /// Says which tensors nothing reads, if there are any.
+    pub fn unused(&self, tensors: &[&str]) {
+        if !tensors.is_empty() {
+            self.observer.event(LoadEvent::Unused { tensors });
+        }
+    }
+
+    /// Everything that is needed has been read.
+    pub fn finish(&self) {
+        self.is_finished.set(true);
         self.observer.event(LoadEvent::Compile);
     }
 
@@ -131,17 +159,11 @@ impl Progress {
         if self.observer.is_cancelled() { Err(Error::new(Code::Aborted, "load the model")) } else { Ok(()) }
     }
 
-    fn tell_weights(&self, file: &str) {
-        let weights = self.weights.borrow();
-        let sum = |part: fn(&Counted) -> u64| weights.values().map(part).sum::<u64>();
-        let total_bytes = sum(|counted| counted.total);
-        if total_bytes > 0 {
-            self.observer.event(LoadEvent::Weights {
-                file,
-                loaded_bytes: sum(|counted| counted.loaded),
-                total_bytes,
-                cached_bytes: sum(|counted| counted.cached),
-            });
-        }
+    fn tell(&self, file: &str) {
+        let files = self.files.borrow();
+        let sum = |part: fn(&Counted) -> u64| files.values().map(part).sum::<u64>();
+        let (loaded, total) = (sum(|file| file.loaded.min(file.total)), sum(|file| file.total));
+        let from_cache = sum(|file| file.from_cache.min(file.total));
+        self.observer.event(LoadEvent::Download { file, loaded, total, from_cache });
     }
 }

@@ -11,13 +11,17 @@ use crate::gpu::{Gpu, Readback};
 use crate::kernels::Step;
 use crate::models::{Rows, State, TextModel};
 use crate::nn::Sampler;
-use crate::plan::{Plan, PlanBuilder};
+use crate::plan::{Plan, PlanBuilder, Pool};
 
 /// Rows of the prefill plans: a chunk of the prompt takes the smallest that holds it.
 const BUCKETS: [u32; 3] = [16, 64, 256];
 
 /// The most rows of a plan.
 pub(super) const MAX_ROWS: u32 = BUCKETS[BUCKETS.len() - 1];
+
+/// Steps on their way at once: the next is submitted before the last one's token is known, which it reads on
+/// the GPU, so that the GPU does not wait for the CPU. Where a step reads a table's row for its token, one.
+pub(super) const STEPS_IN_FLIGHT: usize = 2;
 
 /// How to open a session.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,7 +46,9 @@ impl Model {
     pub fn session(self: &Rc<Self>, options: SessionOptions) -> Result<Session> {
         let largest = self.text.dimensions().max_position_embeddings;
         let context = check_context("open a session", options.context, self.context(), largest)?;
-        let conversation = Conversation::new(&self.gpu, self.text.as_ref(), context)?;
+        let beside = self.conversation.borrow();
+        let conversation = Conversation::new(&self.gpu, self.text.as_ref(), context, Some(&beside))?;
+        drop(beside);
         Ok(Session { model: self.clone(), conversation: Rc::new(RefCell::new(conversation)) })
     }
 }
@@ -67,10 +73,33 @@ struct PlanKey {
     sampler: Option<Sampler>,
 }
 
+impl PlanKey {
+    /// Every plan that a conversation may come to need.
+    fn all() -> impl Iterator<Item = Self> {
+        let ends = [Some(Sampler::Greedy), Some(Sampler::Sampled)];
+        let rows = std::iter::once(1).chain(BUCKETS);
+        rows.flat_map(move |rows| ends.map(|sampler| PlanKey { rows, sampler }))
+            .chain([PlanKey { rows: MAX_ROWS, sampler: None }])
+    }
+
+    fn record(self, gpu: &Rc<Gpu>, model: &dyn TextModel, state: &State) -> PlanBuilder {
+        let mut builder = PlanBuilder::new(gpu, self.rows, true);
+        let wanted = if self.sampler.is_some() { Rows::Last } else { Rows::None };
+        let mut residual = model.forward(&mut builder, state, wanted);
+        if let Some(sampler) = self.sampler {
+            let logits = model.logits(&mut builder, state, &mut residual);
+            sampler.forward(&mut builder, &state.inputs, logits);
+        }
+        builder
+    }
+}
+
 /// State, plans, and what has been submitted.
 pub(super) struct Conversation {
     gpu: Rc<Gpu>,
     state: State,
+    /// Buffers of the plans, which run one after the other.
+    pool: Pool,
     plans: HashMap<PlanKey, Rc<Plan>>,
     readbacks: Vec<Readback>,
     context: u32,
@@ -86,14 +115,28 @@ pub(super) struct Conversation {
 }
 
 impl Conversation {
-    /// A conversation of up to `context` positions.
-    pub fn new(gpu: &Rc<Gpu>, model: &dyn TextModel, context: u32) -> Result<Self> {
+    /// A conversation of up to `context` positions. Everything that it will ever hold is reserved here.
+    ///
+    /// `beside` is another one of the same model: steps of the two never run at once, and so share a pool.
+    pub fn new(
+        gpu: &Rc<Gpu>,
+        model: &dyn TextModel,
+        context: u32,
+        beside: Option<&Conversation>,
+    ) -> Result<Self> {
         let state = State::new(gpu, model.dimensions(), context, MAX_ROWS)?;
+        let readback = || Readback::new(gpu, state.inputs.tokens.clone(), 0..4);
+        let readbacks = (0..STEPS_IN_FLIGHT).map(|_| readback()).collect::<Result<_>>()?;
+        let pool = match beside {
+            Some(other) => other.pool.clone(),
+            None => Pool::reserve(gpu, PlanKey::all().map(|key| key.record(gpu, model, &state)))?,
+        };
         Ok(Self {
             gpu: gpu.clone(),
             state,
+            pool,
             plans: HashMap::new(),
-            readbacks: Vec::new(),
+            readbacks,
             context,
             position: 0,
             ids: Vec::new(),
@@ -140,45 +183,49 @@ impl Conversation {
         if self.state.can_roll_back_to(cached as u32) { cached } else { 0 }
     }
 
-    /// Makes `ids` the conversation: submits those that the caches do not hold yet. The token that `sampler`
-    /// chooses comes back, with the number of tokens that were held.
-    pub fn prefill(
-        &mut self,
-        model: &dyn TextModel,
-        ids: &[u32],
-        sampler: Sampler,
-        sampling: Step,
-    ) -> Result<(Readback, u32)> {
+    /// Makes `ids` the conversation. How many of them the caches hold comes back; the others are to be
+    /// submitted by [`Conversation::prefill`].
+    pub fn resume(&mut self, ids: &[u32]) -> usize {
         let cached = self.cached(ids);
         self.position = cached as u32;
         self.ids.truncate(cached);
         self.ids.extend(&ids[cached..]);
-        let mut rest = &ids[cached..];
-        while rest.len() > MAX_ROWS as usize {
-            let (chunk, tail) = rest.split_at(MAX_ROWS as usize);
-            let readback = self.chunk(model, chunk, None, sampling)?;
-            self.recycle(readback);
-            rest = tail;
-        }
-        Ok((self.chunk(model, rest, Some(sampler), sampling)?, cached as u32))
+        cached
     }
 
-    fn chunk(
+    /// Submits the next `ids` of a prompt, at most [`MAX_ROWS`]. With `sampler`, for the last of them, the
+    /// token that it chooses comes back. `table_rows` are the tokens' rows, where the model has a table.
+    pub fn prefill(
         &mut self,
         model: &dyn TextModel,
         ids: &[u32],
+        table_rows: &[f32],
         sampler: Option<Sampler>,
         sampling: Step,
-    ) -> Result<Readback> {
+    ) -> Result<Option<Readback>> {
         let count = ids.len() as u32;
         let rows = BUCKETS.into_iter().find(|&bucket| count <= bucket).unwrap_or(MAX_ROWS);
         let rows = if count == 1 { 1 } else { rows };
         self.state.write_tokens(&self.gpu, ids, rows);
-        self.submit(model, PlanKey { rows, sampler }, count, sampling)
+        self.state.write_table_rows(&self.gpu, table_rows);
+        let readback = self.submit(model, PlanKey { rows, sampler }, count, sampling)?;
+        if sampler.is_none() {
+            self.recycle(readback);
+            return Ok(None);
+        }
+        Ok(Some(readback))
     }
 
-    /// Submits one step for the token that the last step chose on the GPU.
-    pub fn decode(&mut self, model: &dyn TextModel, sampler: Sampler, sampling: Step) -> Result<Readback> {
+    /// Submits one step for the token that the last step chose on the GPU; `table_rows` as for
+    /// [`Conversation::prefill`].
+    pub fn decode(
+        &mut self,
+        model: &dyn TextModel,
+        table_rows: &[f32],
+        sampler: Sampler,
+        sampling: Step,
+    ) -> Result<Readback> {
+        self.state.write_table_rows(&self.gpu, table_rows);
         self.submit(model, PlanKey { rows: 1, sampler: Some(sampler) }, 1, sampling)
     }
 
@@ -215,14 +262,7 @@ impl Conversation {
         if let Some(plan) = self.plans.get(&key) {
             return Ok(plan.clone());
         }
-        let mut builder = PlanBuilder::new(&self.gpu, key.rows, true);
-        let wanted = if key.sampler.is_some() { Rows::Last } else { Rows::None };
-        let mut residual = model.forward(&mut builder, &self.state, wanted);
-        if let Some(sampler) = key.sampler {
-            let logits = model.logits(&mut builder, &self.state, &mut residual);
-            sampler.forward(&mut builder, &self.state.inputs, logits);
-        }
-        let plan = Rc::new(builder.compile()?);
+        let plan = Rc::new(key.record(&self.gpu, model, &self.state).compile_in(&self.pool)?);
         self.plans.insert(key, plan.clone());
         Ok(plan)
     }

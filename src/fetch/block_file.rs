@@ -13,12 +13,15 @@ use super::fetcher::{Fetcher, reserve};
 use super::manifest::as_ranges;
 use super::scattered::{Parts, Piece, pieces_by_block, spans};
 use super::source::slice;
-use super::window::{BlockFuture, READ_AHEAD, Window};
+use super::window::{BlockFuture, READ_AHEAD, WINDOW_BLOCKS, Window};
 use crate::error::{Code, Error, Result};
 
 /// Bytes in a block; the last one of a file is shorter. It bounds what is lost when the network breaks
 /// off and what lies in memory at once.
 pub const BLOCK_SIZE: u64 = 8 << 20;
+
+/// Bytes of blocks that a load holds in memory.
+pub const HELD_BYTES: u64 = WINDOW_BLOCKS as u64 * BLOCK_SIZE;
 
 /// Stored blocks that scattered reads cut at a time, and requests that they make at a time: browsers open
 /// six connections to a server.
@@ -204,6 +207,18 @@ impl BlockFile {
         }
         self.will_read(std::iter::once(0..self.size()));
         self.read(0..self.size()).await
+    }
+
+    /// Bytes of the blocks that hold `ranges`: what is loaded when these are read. A file whose hash is checked is
+    /// loaded as a whole.
+    pub fn bytes_of_blocks(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> u64 {
+        if self.fetcher.is_checked() {
+            return self.size();
+        }
+        let blocks: BTreeSet<u64> =
+            ranges.into_iter().flat_map(|range| self.fetcher.blocks(&range)).collect();
+        let extents = blocks.into_iter().map(|block| self.fetcher.extent(block));
+        extents.map(|extent| extent.end - extent.start).sum()
     }
 
     fn check(&self, range: &Range<u64>) -> Result<()> {

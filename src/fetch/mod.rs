@@ -31,7 +31,7 @@ mod window;
 
 #[cfg(target_arch = "wasm32")]
 pub use blob::BlobOpener;
-pub use block_file::{BLOCK_SIZE, BlockFile};
+pub use block_file::{BLOCK_SIZE, BlockFile, HELD_BYTES};
 #[cfg(target_arch = "wasm32")]
 pub use cache::CacheStore;
 pub use context::{FetchEvent, Observer, Progress};

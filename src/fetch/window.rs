@@ -14,7 +14,7 @@ pub(super) const READ_AHEAD: usize = 3;
 
 /// Blocks in memory over all files of a load, in flight or there: 32 MiB. The block that is read and those
 /// ahead of it fill it; what remains is for tensors that border on each other inside a block.
-const WINDOW_BLOCKS: usize = READ_AHEAD + 1;
+pub(super) const WINDOW_BLOCKS: usize = READ_AHEAD + 1;
 
 /// A block on its way. All who wait for it drive it.
 pub(super) type BlockFuture = Shared<LocalBoxFuture<'static, Result<Rc<Vec<u8>>>>>;

@@ -1,10 +1,11 @@
 //! Opening a device and talking to its queue.
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
+use super::buffer::Reservations;
 use super::{Binding, Buffer, Ledger, Pipeline, SubmitPolicy, Usage, broker};
 use crate::error::{Code, Error, Result};
 
@@ -48,6 +49,7 @@ pub struct Gpu {
     queue: wgpu::Queue,
     capabilities: Capabilities,
     ledger: Rc<Ledger>,
+    reservations: RefCell<Reservations>,
     fault: Fault,
     pipelines: RefCell<HashMap<String, Rc<Pipeline>>>,
     policy: SubmitPolicy,
@@ -72,8 +74,13 @@ impl Gpu {
             max_storage_buffer_binding_size: offered.max_storage_buffer_binding_size,
             ..wgpu::Limits::default()
         };
-        let descriptor =
-            wgpu::DeviceDescriptor { label: Some("jird"), required_limits, ..Default::default() };
+        let descriptor = wgpu::DeviceDescriptor {
+            label: Some("jird"),
+            required_limits,
+            // Where the device has them; only a profile asks for them.
+            required_features: adapter.features() & wgpu::Features::TIMESTAMP_QUERY,
+            ..Default::default()
+        };
         let granted = broker::request_device(&adapter, descriptor, options.subgroups)
             .await
             .map_err(|error| no_webgpu().because(error))?;
@@ -93,6 +100,7 @@ impl Gpu {
             device: granted.device,
             queue: granted.queue,
             ledger: Rc::default(),
+            reservations: RefCell::default(),
             fault,
             pipelines: RefCell::default(),
             policy: SubmitPolicy::default(),
@@ -122,7 +130,27 @@ impl Gpu {
         &self.queue
     }
 
-    /// A zeroed buffer that kernels can bind, of at least `bytes` bytes.
+    pub(super) fn reservations(&self) -> RefMut<'_, Reservations> {
+        self.reservations.borrow_mut()
+    }
+
+    /// Takes the device's memory for every buffer that has been reserved, and waits for its answer.
+    ///
+    /// Fails with [`Code::OutOfMemory`] where the device has no more.
+    pub async fn allocate(&self) -> Result<()> {
+        let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        self.reservations().allocate();
+        match scope.pop().await {
+            None => self.check(),
+            Some(error) => Err(Error::new(Code::OutOfMemory, "allocate the model's memory on the GPU")
+                .expected(format!("{} bytes of free GPU memory", self.ledger.total()))
+                .got(error.to_string())
+                .remedy("Choose a smaller context, a smaller dtype such as \"q4\" or a smaller model, or close other tabs that use the GPU.")),
+        }
+    }
+
+    /// A zeroed buffer that kernels can bind, of at least `bytes` bytes; see [`Buffer`] for when its memory is
+    /// taken.
     pub fn buffer(&self, label: &str, bytes: u64, usage: Usage) -> Result<Buffer> {
         use wgpu::BufferUsages as B;
         Buffer::new(self, label, bytes, usage, B::STORAGE | B::UNIFORM | B::COPY_SRC | B::COPY_DST)

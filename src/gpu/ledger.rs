@@ -31,13 +31,25 @@ impl Usage {
 }
 
 /// Live GPU bytes by usage, and the highest total so far.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Ledger {
     live: [Cell<u64>; Usage::ALL.len()],
     peak: Cell<u64>,
+    limit: Cell<Option<u64>>,
 }
 
 impl Ledger {
+    /// From now on no buffer is reserved that would bring the total above `bytes`; None: whatever the device can
+    /// hold.
+    pub fn set_limit(&self, bytes: Option<u64>) {
+        self.limit.set(bytes);
+    }
+
+    /// The total that buffers are kept to, if any.
+    pub fn limit(&self) -> Option<u64> {
+        self.limit.get()
+    }
+
     pub(super) fn enter(&self, usage: Usage, bytes: u64) {
         let entry = &self.live[usage as usize];
         entry.set(entry.get() + bytes);

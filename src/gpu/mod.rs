@@ -5,6 +5,7 @@ mod buffer;
 mod device;
 mod ledger;
 mod pipeline;
+mod profile;
 mod readback;
 mod submit;
 

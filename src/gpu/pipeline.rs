@@ -30,6 +30,7 @@ impl Binding {
 /// A compiled kernel.
 #[derive(Debug)]
 pub struct Pipeline {
+    pub(super) label: String,
     pub(super) raw: wgpu::ComputePipeline,
     pub(super) layout: wgpu::BindGroupLayout,
 }
@@ -62,6 +63,6 @@ impl Pipeline {
             },
             cache: None,
         });
-        Self { raw, layout }
+        Self { label: label.to_owned(), raw, layout }
     }
 }

@@ -13,6 +13,20 @@ pub struct Dispatch {
     workgroups: [u32; 3],
 }
 
+impl Dispatch {
+    /// The name of its kernel.
+    pub fn name(&self) -> &str {
+        &self.pipeline.label
+    }
+
+    pub(super) fn encode(&self, pass: &mut wgpu::ComputePass<'_>) {
+        pass.set_pipeline(&self.pipeline.raw);
+        pass.set_bind_group(0, &self.bind_group, &[]);
+        let [x, y, z] = self.workgroups;
+        pass.dispatch_workgroups(x, y, z);
+    }
+}
+
 /// How many dispatches go into one compute pass.
 ///
 /// Many dispatches in one pass run well everywhere, but some drivers track barriers in tables of about a
@@ -67,10 +81,7 @@ impl Gpu {
         while dispatches.peek().is_some() {
             let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
             for dispatch in dispatches.by_ref().take(self.policy().dispatches_per_pass) {
-                pass.set_pipeline(&dispatch.pipeline.raw);
-                pass.set_bind_group(0, &dispatch.bind_group, &[]);
-                let [x, y, z] = dispatch.workgroups;
-                pass.dispatch_workgroups(x, y, z);
+                dispatch.encode(&mut pass);
             }
         }
         for readback in readbacks {

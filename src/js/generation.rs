@@ -7,7 +7,7 @@ use wasm_bindgen::prelude::*;
 use web_sys::AbortSignal;
 
 use super::{object, thrown};
-use crate::engine::{self, FinishReason, Stats};
+use crate::engine::{self, FinishReason, RowStats, Stats};
 use crate::error::{Code, Error, Result};
 use crate::text::{Part, ToolCall};
 
@@ -34,8 +34,8 @@ impl Generation {
         }))
     }
 
-    /// `{ promptTokens, cachedTokens, newTokens, firstTokenMs, tokensPerSecond, finishReason }`; what is not
-    /// known yet is undefined.
+    /// `{ promptTokens, cachedTokens, newTokens, firstTokenMs, tokensPerSecond, rows, finishReason }`, where
+    /// `rows` is `{ hits, misses, bytes, stallMs }`; what is not known yet is undefined.
     pub fn stats(&self) -> Object {
         let stats = self.stats.get();
         let reason = stats.finish_reason.map(|reason| match reason {
@@ -51,6 +51,7 @@ impl Generation {
             ("newTokens", stats.new_tokens.into()),
             ("firstTokenMs", stats.first_token_ms.into()),
             ("tokensPerSecond", stats.tokens_per_second.into()),
+            ("rows", stats.rows.map(rows).into()),
             ("finishReason", reason.into()),
         ])
     }
@@ -105,4 +106,14 @@ fn part(part: Part) -> JsValue {
             tagged("malformedToolCall", [("raw", raw.into()), ("problem", problem.into())])
         }
     }
+}
+
+/// What reading the rows of the model's table took.
+pub(super) fn rows(stats: RowStats) -> Object {
+    object([
+        ("hits", (stats.hits as f64).into()),
+        ("misses", (stats.misses as f64).into()),
+        ("bytes", (stats.bytes as f64).into()),
+        ("stallMs", stats.stall_ms.into()),
+    ])
 }

@@ -11,16 +11,17 @@ use std::collections::BTreeMap;
 use std::pin::pin;
 use std::rc::Rc;
 
-use futures_util::future::{Either, select};
+use futures_util::future::{AbortHandle, Either, abortable, select};
 use js_sys::{Array, Function, Object, Reflect};
 use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::spawn_local;
 use web_sys::{AbortSignal, Blob};
 
 use crate::engine::{self, GenerateOptions, LoadOptions, Model, Prompt};
 use crate::error::{Code, Error, Result};
 use crate::fetch::{self, BlobOpener, CacheStore, CachedModel, HttpOpener, Integrity, Repo, base_url};
 use crate::gpu::{Gpu, GpuOptions};
-use crate::nn::WeightDtype;
+use crate::nn::RowTable;
 use generation::Generation;
 use observer::Observer;
 use options::{GenerateJs, LoadJs, SessionJs, now, prompt, read};
@@ -53,20 +54,40 @@ fn thrown(error: Error) -> JsValue {
 pub struct Engine {
     model: Rc<Model>,
     dtype: String,
+    /// Ends the download of the model's table.
+    keeping: Option<AbortHandle>,
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if let Some(keeping) = &self.keeping {
+            keeping.abort();
+        }
+    }
 }
 
 #[wasm_bindgen]
 impl Engine {
     /// Loads the model at `location`: a URL, a hub id, or `{ files: { name: Blob } }`.
     ///
-    /// `options`: `dtype`, `context`, `cache`, `integrity`. `callbacks`: `onProgress(event)`, `signal`,
-    /// `fetch`.
+    /// `options`: `dtype`, `context`, `memoryBudget`, `cache`, `integrity`. `callbacks`: `onProgress(event)`,
+    /// `signal`, `fetch`.
     pub async fn load(
         location: JsValue,
         options: JsValue,
         callbacks: JsValue,
     ) -> std::result::Result<Engine, JsValue> {
         Self::try_load(location, options, callbacks).await.map_err(thrown)
+    }
+
+    /// What a load with these arguments would take, in bytes: `{ weights, kvCache, activations, other,
+    /// gpuBytes, tokenizer, rows, staging, heapBytes, totalBytes, downloadBytes, fits }`.
+    pub async fn plan(
+        location: JsValue,
+        options: JsValue,
+        callbacks: JsValue,
+    ) -> std::result::Result<Object, JsValue> {
+        Self::try_plan(location, options, callbacks).await.map_err(thrown)
     }
 
     /// Prepares the continuation of `input`, a string or an array of messages.
@@ -81,7 +102,8 @@ impl Engine {
         session.map(|inner| Session { inner }).map_err(thrown)
     }
 
-    /// `{ modelType, dtype, context, vocabSize, adapter, memory }`
+    /// `{ modelType, dtype, context, vocabSize, adapter, memory, rows }`, where `rows`, of models that have a
+    /// table outside of the GPU, is as in the stats of a generation.
     pub fn info(&self) -> Object {
         object([
             ("modelType", self.model.model_type().into()),
@@ -90,11 +112,12 @@ impl Engine {
             ("vocabSize", self.model.vocab_size().into()),
             ("adapter", self.model.gpu().capabilities().adapter.as_str().into()),
             ("memory", self.memory().into()),
+            ("rows", self.model.row_table().map(|table| generation::rows(table.stats())).into()),
         ])
     }
 
-    /// The ledger in bytes: `{ weights, kvCache, activations, other, total, peak, heap }`, where `total` and
-    /// `peak` are of the GPU.
+    /// The ledger in bytes: `{ weights, kvCache, activations, other, total, peak, rowCache, heap }`, where
+    /// `total` and `peak` are of the GPU, and `rowCache` is a part of `heap`.
     pub fn memory(&self) -> Object {
         let ledger = self.model.gpu().ledger();
         let bytes = |bytes: u64| JsValue::from(bytes as f64);
@@ -102,6 +125,8 @@ impl Engine {
             ledger.entries().map(|(name, live)| (name, bytes(live))).collect();
         entries.push(("total", bytes(ledger.total())));
         entries.push(("peak", bytes(ledger.peak())));
+        let rows = self.model.row_table().map_or(0, |table| table.cached_bytes() as u64);
+        entries.push(("rowCache", bytes(rows)));
         entries.push(("heap", bytes(core::arch::wasm32::memory_size(0) as u64 * 65_536)));
         object(entries)
     }
@@ -139,29 +164,101 @@ impl Engine {
     }
 
     async fn try_load(location: JsValue, options: JsValue, callbacks: JsValue) -> Result<Engine> {
+        let wish = Wish::read(location, options, callbacks)?;
+        let loading = async {
+            let (gpu, repo) = wish.open().await?;
+            Model::load(&gpu, repo, wish.load, wish.observer.clone()).await
+        };
+        let model = wish.unless_aborted(loading).await?;
+        let keeping = model.row_table().cloned().map(keep);
+        Ok(Engine { model, dtype: wish.dtype, keeping })
+    }
+
+    async fn try_plan(location: JsValue, options: JsValue, callbacks: JsValue) -> Result<Object> {
+        let wish = Wish::read(location, options, callbacks)?;
+        let planning = async {
+            let (gpu, repo) = wish.open().await?;
+            Model::plan(&gpu, &repo, wish.load).await
+        };
+        let plan = wish.unless_aborted(planning).await?;
+        let bytes = |bytes: u64| JsValue::from(bytes as f64);
+        Ok(object([
+            ("weights", bytes(plan.weights)),
+            ("kvCache", bytes(plan.kv_cache)),
+            ("activations", bytes(plan.activations)),
+            ("other", bytes(plan.other)),
+            ("gpuBytes", bytes(plan.gpu_bytes())),
+            ("tokenizer", bytes(plan.tokenizer)),
+            ("rows", bytes(plan.rows)),
+            ("staging", bytes(plan.staging)),
+            ("heapBytes", bytes(plan.heap_bytes())),
+            ("totalBytes", bytes(plan.total_bytes())),
+            ("downloadBytes", bytes(plan.download_bytes)),
+            ("fits", plan.fits().into()),
+        ]))
+    }
+}
+
+/// The arguments of a load or a plan.
+struct Wish {
+    location: JsValue,
+    load: LoadOptions,
+    dtype: String,
+    cache: bool,
+    integrity: BTreeMap<String, Integrity>,
+    fetch: Option<Function>,
+    signal: Option<AbortSignal>,
+    observer: Rc<Observer>,
+}
+
+impl Wish {
+    fn read(location: JsValue, options: JsValue, callbacks: JsValue) -> Result<Self> {
         let options: LoadJs = read("the options of load", options)?;
-        let dtype = options.dtype.unwrap_or_else(|| "auto".to_owned());
-        let load = LoadOptions { dtype: WeightDtype::parse(&dtype)?, context: options.context };
+        let load = options.load_options()?;
         let callback = |name: &str| Reflect::get(&callbacks, &name.into()).unwrap_or_default();
         let signal: Option<AbortSignal> = callback("signal").dyn_into().ok();
         let on_progress: Option<Function> = callback("onProgress").dyn_into().ok();
         let fetch: Option<Function> = callback("fetch").dyn_into().ok();
-        let observer = Rc::new(Observer::new(on_progress, signal.clone()));
-        let integrity = options.integrity.unwrap_or_default().into_iter();
-        let integrity = integrity.map(|(file, hash)| Ok((file, Integrity::parse(&hash)?)));
+        let integrity = options.integrity.iter().flatten();
+        let integrity = integrity.map(|(file, hash)| Ok((file.clone(), Integrity::parse(hash)?)));
         let integrity = integrity.collect::<Result<BTreeMap<_, _>>>()?;
-        let loading = async {
-            let repo = repo(location, options.cache.unwrap_or(true), fetch, &observer).await?;
-            let gpu = Gpu::open(GpuOptions::default()).await?;
-            let model = Model::load(&gpu, repo.with_integrity(integrity), load, observer.clone()).await?;
-            Ok(Engine { model, dtype })
-        };
-        // An abort drops the load where it stands, and with it its requests and its memory on the GPU.
-        match select(pin!(loading), pin!(aborted(signal))).await {
+        let observer = Rc::new(Observer::new(on_progress, signal.clone()));
+        let dtype = options.dtype().to_owned();
+        Ok(Self {
+            location,
+            load,
+            dtype,
+            cache: options.cache.unwrap_or(true),
+            integrity,
+            fetch,
+            signal,
+            observer,
+        })
+    }
+
+    /// A device, and the files.
+    async fn open(&self) -> Result<(Rc<Gpu>, Repo)> {
+        let repo = repo(self.location.clone(), self.cache, self.fetch.clone(), &self.observer).await?;
+        Ok((Gpu::open(GpuOptions::default()).await?, repo.with_integrity(self.integrity.clone())))
+    }
+
+    /// An abort drops `work` where it stands, and with it its requests and its memory on the GPU.
+    async fn unless_aborted<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        match select(pin!(work), pin!(aborted(self.signal.clone()))).await {
             Either::Left((result, _)) => result,
             Either::Right(_) => Err(Error::new(Code::Aborted, "load the model")),
         }
     }
+}
+
+/// Downloads `table` in the background, until that is done or the handle ends it.
+fn keep(table: Rc<RowTable>) -> AbortHandle {
+    let (keeping, handle) = abortable(async move { table.keep().await });
+    spawn_local(async {
+        // Rows that could not be kept are fetched when they are asked for.
+        let _ = keeping.await;
+    });
+    handle
 }
 
 /// A conversation beside the model's own.

@@ -1,6 +1,6 @@
 //! Progress events for JavaScript.
 
-use js_sys::Function;
+use js_sys::{Array, Function};
 use wasm_bindgen::JsValue;
 use web_sys::AbortSignal;
 
@@ -30,27 +30,31 @@ impl LoadObserver for Observer {
         let Some(on_progress) = &self.on_progress else { return };
         let bytes = |bytes: u64| JsValue::from(bytes as f64);
         let event = match event {
-            LoadEvent::File { file } => object([("type", "file".into()), ("file", file.into())]),
-            LoadEvent::Weights { file, loaded_bytes, total_bytes, cached_bytes } => object([
-                ("type", "weights".into()),
+            LoadEvent::Open { file } => object([("phase", "open".into()), ("file", file.into())]),
+            LoadEvent::Download { file, loaded, total, from_cache } => object([
+                ("phase", "download".into()),
                 ("file", file.into()),
-                ("loadedBytes", bytes(loaded_bytes)),
-                ("totalBytes", bytes(total_bytes)),
-                ("cachedBytes", bytes(cached_bytes)),
+                ("loaded", bytes(loaded)),
+                ("total", bytes(total)),
+                ("fromCache", bytes(from_cache)),
             ]),
+            LoadEvent::Compile => object([("phase", "compile".into())]),
             LoadEvent::Uncached { file, error } => object([
-                ("type", "uncached".into()),
+                ("phase", "uncached".into()),
                 ("file", file.into()),
                 ("message", error.to_string().into()),
             ]),
+            LoadEvent::Unused { tensors } => {
+                let names: Array = tensors.iter().map(|name| JsValue::from_str(name)).collect();
+                object([("phase", "unused".into()), ("tensors", names.into())])
+            }
             LoadEvent::Retry { file, delay, error } => object([
-                ("type", "retry".into()),
+                ("phase", "retry".into()),
                 ("file", file.into()),
                 ("delayMs", (delay.as_millis() as f64).into()),
                 ("message", error.to_string().into()),
             ]),
-            LoadEvent::Restart => object([("type", "restart".into())]),
-            LoadEvent::Compile => object([("type", "compile".into())]),
+            LoadEvent::Restart => object([("phase", "restart".into())]),
         };
         // index.js catches what a listener throws.
         let _ = on_progress.call1(&JsValue::NULL, &event);

@@ -6,17 +6,33 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use wasm_bindgen::JsValue;
 
-use crate::engine::{ContextFull, GenerateOptions, Prompt, SessionOptions};
+use crate::engine::{ContextFull, GenerateOptions, LoadOptions, Prompt, SessionOptions};
 use crate::error::{Code, Error, Result};
+use crate::nn::WeightDtype;
 use crate::text::chat::LocalTime;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct LoadJs {
-    pub dtype: Option<String>,
-    pub context: Option<u32>,
+    dtype: Option<String>,
+    context: Option<u32>,
+    memory_budget: Option<f64>,
     pub cache: Option<bool>,
     pub integrity: Option<BTreeMap<String, String>>,
+}
+
+impl LoadJs {
+    pub fn dtype(&self) -> &str {
+        self.dtype.as_deref().unwrap_or("auto")
+    }
+
+    pub fn load_options(&self) -> Result<LoadOptions> {
+        Ok(LoadOptions {
+            dtype: WeightDtype::parse(self.dtype())?,
+            context: self.context,
+            memory_budget: self.memory_budget.map(|bytes| bytes as u64),
+        })
+    }
 }
 
 #[derive(Deserialize)]

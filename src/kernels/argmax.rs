@@ -9,14 +9,14 @@ pub enum ArgmaxStage {
     Slices,
     /// The same among logits at or above a threshold, with noise: binds the step, `threshold [2]`, `logits`, `pairs`.
     SampledSlices,
-    /// The best of all slices: binds `pairs`, `token [1]`.
+    /// The best of all pairs, of slices or of [`super::Output::Choice`]: binds `pairs [n]`, `token [1]`.
     Final,
 }
 
-/// The index of the highest of `n` logits, the lowest index among equals.
+/// The index of the highest logit, the lowest index among equals.
 #[derive(Clone, Copy, Debug)]
 pub struct Argmax {
-    /// Logits.
+    /// Logits, or in the last dispatch pairs.
     pub n: u32,
     /// Which dispatch.
     pub stage: ArgmaxStage,
@@ -81,8 +81,8 @@ impl Kernel for Argmax {
         prelude
             .flag("SAMPLED", self.stage == ArgmaxStage::SampledSlices)
             .flag("FINAL", last)
-            .u32("N", if last { self.pairs() } else { self.n })
-            .u32("SLICE", if last { self.pairs().next_multiple_of(256) } else { SLICE });
+            .u32("N", self.n)
+            .u32("SLICE", if last { self.n.next_multiple_of(256) } else { SLICE });
         prelude
     }
 

@@ -1,6 +1,6 @@
 //! Matrix times one vector: the kernel of decode.
 
-use super::{Activation, Binding, Input, Kernel, Prelude, fold, weight};
+use super::{Activation, Binding, Input, Kernel, NormKernel, Prelude, fold, weight};
 use crate::checkpoint::WeightFormat;
 
 /// What becomes of a row's dot product.
@@ -8,14 +8,45 @@ use crate::checkpoint::WeightFormat;
 pub enum Output {
     /// It is the result.
     Plain,
-    /// A residual is added. Only with a plain input: a norm's bindings beside it could be one too many.
+    /// A residual is added. Not behind a norm, whose bindings beside it could be one too many.
     AddResidual,
     /// The weight holds `rows` gate rows, then `rows` up rows: `activation(gate) · up`.
     Gated(Activation),
     /// `activation(·) · up`, where `up [rows]` is another value. Not with a norm and an update in front.
     GatedBy(Activation),
+    /// `activation(·) · up`, where up is the layer's part of what [`Output::Beside`] left for all of them.
+    GatedByLayer(LayerGate),
+    /// Each result beside the element of `up`: `y [rows, 2]`.
+    Beside,
     /// `cap · tanh(· / cap)`
     Softcap(f32),
+    /// Logits, of which the highest of each workgroup is picked for [`super::ArgmaxStage::Final`].
+    Choice(Choice),
+}
+
+/// What makes a layer's input of its halves, the projected context and the token's row:
+/// `(rms_norm(context · context_scale) + token · token_scale) · 2^-½`, as [`super::PerLayerInputs`] does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LayerGate {
+    /// The activation of the gate.
+    pub activation: Activation,
+    /// Multiplies the context before its norm.
+    pub context_scale: f32,
+    /// Multiplies the token's row.
+    pub token_scale: f32,
+    /// The norm's constants.
+    pub norm: NormKernel,
+}
+
+/// Logits and where the pairs of their shard go.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// `cap · tanh(· / cap)`, where the model has it.
+    pub softcap: Option<f32>,
+    /// The index of the shard's first row.
+    pub first_row: u32,
+    /// Where the shard's pairs begin.
+    pub first_pair: u32,
 }
 
 /// `y[rows] = output(W · input)`. Binds the weight, the input's reads, the step (`last_row`), the residual
@@ -62,21 +93,33 @@ impl Gemv {
         [8, 16, 32].into_iter().find(busy).unwrap_or(64).min(most)
     }
 
+    /// Workgroups, and pairs that they write with [`Output::Choice`].
+    pub fn pairs(&self) -> u32 {
+        self.rows.div_ceil(WORKGROUP / self.lanes() * ROWS_PER_TEAM)
+    }
+
     /// The CPU twin. `dense` is the whole weight as f32, row-major; `input` the kernel's input row; `other` the
-    /// residual or `up`.
+    /// residual or `up`, with [`Output::GatedByLayer`] as the twin of [`super::PerLayerInputs`] makes it.
     pub fn cpu(&self, dense: &[f32], input: &[f32], other: &[f32]) -> Vec<f32> {
         let product = |row: usize| {
             let row = &dense[row * input.len()..][..input.len()];
             row.iter().zip(input).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum::<f64>() as f32
         };
         let rows = self.rows as usize;
+        if self.output == Output::Beside {
+            return (0..rows).flat_map(|row| [product(row), other[row]]).collect();
+        }
         (0..rows)
             .map(|row| match self.output {
-                Output::Plain => product(row),
+                Output::Plain | Output::Beside | Output::Choice(Choice { softcap: None, .. }) => product(row),
                 Output::AddResidual => product(row) + other[row],
                 Output::Gated(activation) => activation.cpu(product(row)) * product(rows + row),
-                Output::GatedBy(activation) => activation.cpu(product(row)) * other[row],
-                Output::Softcap(cap) => cap * (product(row) / cap).tanh(),
+                Output::GatedBy(activation) | Output::GatedByLayer(LayerGate { activation, .. }) => {
+                    activation.cpu(product(row)) * other[row]
+                }
+                Output::Softcap(cap) | Output::Choice(Choice { softcap: Some(cap), .. }) => {
+                    cap * (product(row) / cap).tanh()
+                }
             })
             .collect()
     }
@@ -97,10 +140,12 @@ impl Kernel for Gemv {
         self.input.prelude(&mut prelude);
         let activation = match self.output {
             Output::Gated(activation) | Output::GatedBy(activation) => Some(activation),
+            Output::GatedByLayer(gate) => Some(gate.activation),
             _ => None,
         };
         let softcap = match self.output {
             Output::Softcap(cap) => cap,
+            Output::Choice(choice) => choice.softcap.unwrap_or_default(),
             _ => 0.0,
         };
         prelude
@@ -115,22 +160,43 @@ impl Kernel for Gemv {
             .f32("SOFTCAP", softcap)
             .flag("LAST_ROW", self.last_row)
             .flag("ADD_RESIDUAL", self.output == Output::AddResidual)
-            .flag("GATED_BY", matches!(self.output, Output::GatedBy(_)));
+            .flag("UP", matches!(self.output, Output::GatedBy(_) | Output::Beside))
+            .flag("GATED_BY", matches!(self.output, Output::GatedBy(_)))
+            .flag("BESIDE", self.output == Output::Beside);
+        if let Output::GatedByLayer(gate) = self.output {
+            prelude
+                .flag("GATED_BY_LAYER", true)
+                .f32("CONTEXT_SCALE", gate.context_scale)
+                .f32("TOKEN_SCALE", gate.token_scale)
+                .f32("CONTEXT_EPS", gate.norm.eps)
+                .f32("CONTEXT_OFFSET", gate.norm.weight_offset());
+        }
+        if let Output::Choice(choice) = self.output {
+            prelude
+                .flag("CHOICE", true)
+                .u32("FIRST_ROW", choice.first_row)
+                .u32("FIRST_PAIR", choice.first_pair)
+                .u32("PAIRS", self.pairs());
+        }
         prelude
     }
 
     fn bindings(&self) -> Vec<Binding> {
         let mut bindings = weight::bindings(self.format);
-        bindings.extend(vec![Binding::Read; self.input.reads()]);
+        bindings.extend(self.input.bindings());
         bindings.extend(self.last_row.then_some(Binding::Uniform));
-        let reads_other = matches!(self.output, Output::AddResidual | Output::GatedBy(_));
-        bindings.extend(reads_other.then_some(Binding::Read));
+        match self.output {
+            Output::AddResidual | Output::GatedBy(_) | Output::Beside => bindings.push(Binding::Read),
+            Output::GatedByLayer(_) => bindings.extend([Binding::Read, Binding::Uniform]),
+            _ => {}
+        }
         bindings.push(Binding::Write);
         bindings.extend(self.input.kept());
+        bindings.extend(matches!(self.output, Output::Choice(_)).then_some(Binding::Write));
         bindings
     }
 
     fn workgroups(&self) -> [u32; 3] {
-        fold(self.rows.div_ceil(WORKGROUP / self.lanes() * ROWS_PER_TEAM))
+        fold(self.pairs())
     }
 }

@@ -6,6 +6,7 @@
 
 mod argmax;
 mod attention;
+mod decode_attention;
 mod expert_gemv;
 mod expert_sum;
 mod gated_act;
@@ -27,14 +28,15 @@ use std::fmt;
 
 pub use argmax::{Argmax, ArgmaxStage};
 pub use attention::Attention;
+pub use decode_attention::{DecodeAttention, Splits};
 pub use expert_gemv::ExpertGemv;
 pub use expert_sum::ExpertSum;
 pub use gated_act::GatedAct;
 pub use gather::Gather;
-pub use gemv::{Gemv, Output};
+pub use gemv::{Choice, Gemv, LayerGate, Output};
 pub use kv_cache::{CacheFormat, CacheLayout};
 pub use matmul::Matmul;
-pub use norm::{Input, NormInput, NormKernel, PostNorm};
+pub use norm::{Combine, Input, NormInput, NormKernel, PostNorm};
 pub use per_layer_inputs::PerLayerInputs;
 pub use projection::{KeyValues, Projection};
 pub use rms_norm::RmsNormKernel;

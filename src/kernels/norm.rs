@@ -1,6 +1,6 @@
-//! The side of `lib/norm.wgsl`: a kernel's input behind a residual update and an RMSNorm.
+//! The sides of `lib/norm.wgsl` and `lib/combine.wgsl`: what stands between a kernel's input and its operands.
 
-use super::{Binding, Prelude};
+use super::{Binding, Prelude, Splits};
 
 /// Constants of the RMSNorms of a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -50,6 +50,33 @@ pub struct NormInput {
     pub keep_residual: bool,
 }
 
+/// The splits of [`super::DecodeAttention`] made one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Combine {
+    /// How the keys were cut.
+    pub splits: Splits,
+    /// Query heads, which divide the input's columns.
+    pub heads: u32,
+}
+
+impl Combine {
+    /// The CPU twin. `sums` is `[splits, columns]`, `softmax [splits, heads]` of (highest score, sum of weights).
+    pub fn cpu(&self, position: u32, sums: &[f32], softmax: &[[f32; 2]]) -> Vec<f32> {
+        let heads = self.heads as usize;
+        let columns = sums.len() / self.splits.count as usize;
+        let used = self.splits.used(position) as usize;
+        let combined = |column: usize| {
+            let parts = || softmax.chunks(heads).map(|split| split[column * heads / columns]).take(used);
+            let highest = parts().map(|[highest, _]| highest).fold(f32::MIN, f32::max);
+            let share = |part: f32| f64::from(part - highest).exp();
+            let total: f64 = parts().map(|[part, weights]| share(part) * f64::from(weights)).sum();
+            let columns = sums.chunks(columns).map(|split| f64::from(split[column]));
+            (parts().zip(columns).map(|([part, _], sum)| share(part) * sum).sum::<f64>() / total) as f32
+        };
+        (0..columns).map(combined).collect()
+    }
+}
+
 impl NormInput {
     fn has_post_norm(&self) -> bool {
         matches!(self.update, Some(PostNorm::Norm | PostNorm::ScaledNorm))
@@ -63,20 +90,30 @@ pub enum Input {
     Plain,
     /// The value behind a residual update and an RMSNorm.
     Norm(NormInput),
+    /// What a split attention left.
+    Combined(Combine),
 }
 
 impl Input {
     /// The same input for a kernel that leaves the updated residual to another.
     pub fn without_residual(self) -> Self {
         match self {
-            Input::Plain => self,
+            Input::Plain | Input::Combined(_) => self,
             Input::Norm(input) => Input::Norm(NormInput { keep_residual: false, ..input }),
         }
     }
 
-    /// Sets the flags of `lib/norm.wgsl`.
+    /// Sets the flags of `lib/norm.wgsl` or `lib/combine.wgsl`.
     pub(super) fn prelude(&self, prelude: &mut Prelude) {
-        let Input::Norm(input) = self else { return };
+        let input = match self {
+            Input::Plain => return,
+            Input::Combined(Combine { splits, heads }) => {
+                splits.prelude(prelude);
+                prelude.flag("COMBINE", true).u32("HEADS", *heads);
+                return;
+            }
+            Input::Norm(input) => input,
+        };
         prelude
             .flag("NORM", input.is_normed)
             .flag("DELTA", input.update.is_some())
@@ -88,13 +125,18 @@ impl Input {
             .f32("WEIGHT_OFFSET", input.norm.weight_offset());
     }
 
-    /// The value, then the norm's weight, the update, and the update's norm's weight, as far as there are any.
-    pub(super) fn reads(&self) -> usize {
-        let Input::Norm(input) = self else { return 1 };
-        1 + [input.is_normed, input.update.is_some(), input.has_post_norm()]
-            .into_iter()
-            .map(usize::from)
-            .sum::<usize>()
+    /// The value, then the norm's weight, the update, and the update's norm's weight, as far as there are any;
+    /// or the step, the splits' sums, and their highest scores and weights.
+    pub(super) fn bindings(&self) -> Vec<Binding> {
+        let reads = match self {
+            Input::Combined(_) => return vec![Binding::Uniform, Binding::Read, Binding::Read],
+            Input::Plain => 1,
+            Input::Norm(input) => {
+                let further = [input.is_normed, input.update.is_some(), input.has_post_norm()];
+                1 + further.into_iter().map(usize::from).sum::<usize>()
+            }
+        };
+        vec![Binding::Read; reads]
     }
 
     /// The bindings that only the kept residual needs.
@@ -102,7 +144,7 @@ impl Input {
         matches!(self, Input::Norm(NormInput { keep_residual: true, .. })).then_some(Binding::Write)
     }
 
-    /// The CPU twin over one row: the input, and the residual after the update.
+    /// The CPU twin over one row: the input, and the residual after the update. [`Combine`] has its own.
     ///
     /// `reads` holds the row of the value and, in the order of the bindings, what else the variant reads.
     pub fn cpu(&self, reads: &[&[f32]]) -> (Vec<f32>, Vec<f32>) {

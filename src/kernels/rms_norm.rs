@@ -40,7 +40,7 @@ impl Kernel for RmsNormKernel {
     }
 
     fn bindings(&self) -> Vec<Binding> {
-        let mut bindings = vec![Binding::Read; self.input.reads()];
+        let mut bindings = self.input.bindings();
         bindings.extend(self.last_row.then_some(Binding::Uniform));
         bindings.push(Binding::Write);
         bindings.extend(self.input.kept());

@@ -13,10 +13,12 @@ use std::fmt::Write;
 const LIBRARY: &[(&str, &str)] = &[
     ("lib/activation.wgsl", include_str!("../../shaders/lib/activation.wgsl")),
     ("lib/chunk.wgsl", include_str!("../../shaders/lib/chunk.wgsl")),
+    ("lib/combine.wgsl", include_str!("../../shaders/lib/combine.wgsl")),
     ("lib/kv_cache.wgsl", include_str!("../../shaders/lib/kv_cache.wgsl")),
     ("lib/norm.wgsl", include_str!("../../shaders/lib/norm.wgsl")),
     ("lib/projection.wgsl", include_str!("../../shaders/lib/projection.wgsl")),
     ("lib/reduce.wgsl", include_str!("../../shaders/lib/reduce.wgsl")),
+    ("lib/splits.wgsl", include_str!("../../shaders/lib/splits.wgsl")),
     ("lib/step.wgsl", include_str!("../../shaders/lib/step.wgsl")),
     ("lib/weight.wgsl", include_str!("../../shaders/lib/weight.wgsl")),
     ("lib/weight_affine.wgsl", include_str!("../../shaders/lib/weight_affine.wgsl")),

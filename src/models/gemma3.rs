@@ -7,7 +7,9 @@ use super::config::{self, LayerType, Names, RopeByLayer, RopeParameters, Sizes, 
 use super::{Dimensions, Rows, State, TextModel, blocks};
 use crate::error::Result;
 use crate::kernels::{Activation, NormKernel};
-use crate::nn::{Attention, CacheSpec, Embedding, GatedMlp, KeyValues, Linear, Loader, Residual, RmsNorm};
+use crate::nn::{
+    Attention, CacheSpec, Embedding, GatedMlp, KeyValues, Linear, Loader, Logits, Residual, RmsNorm,
+};
 use crate::plan::{PlanBuilder, Value};
 
 #[derive(Deserialize)]
@@ -222,7 +224,7 @@ impl TextModel for Gemma3 {
         residual
     }
 
-    fn logits(&self, plan: &mut PlanBuilder, state: &State, residual: &mut Residual) -> Value {
+    fn logits(&self, plan: &mut PlanBuilder, state: &State, residual: &mut Residual) -> Logits {
         let softcap = self.final_logit_softcapping;
         self.lm_head.logits(plan, &state.inputs, residual, &self.norm, softcap)
     }

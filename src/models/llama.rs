@@ -7,7 +7,9 @@ use super::config::{self, Names, RopeParameters, Sizes, require};
 use super::{Dimensions, Rows, State, TextModel, blocks};
 use crate::error::Result;
 use crate::kernels::{Activation, NormKernel};
-use crate::nn::{Attention, CacheSpec, Embedding, GatedMlp, KeyValues, Linear, Loader, Residual, RmsNorm};
+use crate::nn::{
+    Attention, CacheSpec, Embedding, GatedMlp, KeyValues, Linear, Loader, Logits, Residual, RmsNorm,
+};
 use crate::plan::{PlanBuilder, Value};
 
 #[derive(Deserialize)]
@@ -174,7 +176,7 @@ impl TextModel for Llama {
         residual
     }
 
-    fn logits(&self, plan: &mut PlanBuilder, state: &State, residual: &mut Residual) -> Value {
+    fn logits(&self, plan: &mut PlanBuilder, state: &State, residual: &mut Residual) -> Logits {
         self.lm_head.logits(plan, &state.inputs, residual, &self.norm, None)
     }
 

@@ -18,7 +18,7 @@ use crate::checkpoint::RowLayout;
 use crate::error::{Code, Error, Result};
 use crate::gpu::{Buffer, Gpu};
 use crate::kernels::Step;
-use crate::nn::{CacheSpec, KvCache, Loader, Residual, Rope, RopeTable, StepInputs};
+use crate::nn::{CacheSpec, KvCache, Loader, Logits, Residual, Rope, RopeTable, StepInputs};
 use crate::plan::{PlanBuilder, Value};
 
 pub use gemma3::Gemma3;
@@ -162,7 +162,7 @@ pub trait TextModel {
 
     /// Records final norm and head: `[1, vocab_size]` logits of the step's last real row. `residual` is a stream
     /// of which [`Rows::Last`] or all were wanted.
-    fn logits(&self, plan: &mut PlanBuilder, state: &State, residual: &mut Residual) -> Value;
+    fn logits(&self, plan: &mut PlanBuilder, state: &State, residual: &mut Residual) -> Logits;
 
     /// Records final norm and head for every row: `[rows, vocab_size]`, before any soft-cap. For measuring a
     /// model on a text; `residual` is a stream of which [`Rows::All`] were wanted.

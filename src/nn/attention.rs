@@ -2,10 +2,10 @@
 
 use std::rc::Rc;
 
-use super::{RmsNorm, RopeTable, StepInputs};
+use super::{RmsNorm, RopeTable, Source, StepInputs};
 use crate::error::Result;
 use crate::gpu::{Buffer, Gpu, Usage};
-use crate::kernels::{self, CacheFormat, CacheLayout, KeyValues};
+use crate::kernels::{self, CacheFormat, CacheLayout, Input, KeyValues, Splits};
 use crate::plan::{Operand, PlanBuilder, Value};
 
 /// What a cache of keys and values must hold. Layers that share one refer to the same.
@@ -80,6 +80,13 @@ pub struct Attention {
     pub key_values: KeyValues,
 }
 
+/// Keys that a workgroup of decode takes at a time.
+const TILE: u32 = 32;
+/// The most workgroups over which a head's keys are cut; each more makes the output projection read more.
+const MAX_SPLITS: u32 = 16;
+/// The most (highest score, sum of weights) that the output projection keeps in workgroup memory.
+const MAX_SHARES: u32 = 1024;
+
 impl Attention {
     /// `[rows, heads·head_dim]` from `projected`, which holds `[q | k | v]`, `[q | k]` or `[q]` as
     /// `key_values` says. Keys and values are appended to `cache`, or where they are shared only read there:
@@ -91,7 +98,10 @@ impl Attention {
         projected: Value,
         rope: &RopeTable,
         cache: &KvCache,
-    ) -> Value {
+    ) -> Source {
+        if plan.fuses(projected.rows) {
+            return self.decode(plan, inputs, projected, rope, cache);
+        }
         let q = self.rope_append(plan, inputs, projected, rope, cache);
         let out = plan.value("attention", q.rows, q.columns);
         let kernel = kernels::Attention {
@@ -110,7 +120,56 @@ impl Attention {
         operands.extend(caches);
         operands.push(out.into());
         plan.op(kernel, operands);
-        out
+        out.into()
+    }
+
+    /// All of it for one row in one dispatch, its splits left for the output projection to combine.
+    fn decode(
+        &self,
+        plan: &mut PlanBuilder,
+        inputs: &StepInputs,
+        projected: Value,
+        rope: &RopeTable,
+        cache: &KvCache,
+    ) -> Source {
+        let (projection, splits) = (self.projection(), self.splits(plan, cache));
+        let kernel = kernels::DecodeAttention {
+            projection,
+            cache: cache.layout,
+            scale: self.scale,
+            splits,
+            group: self.group(),
+            subgroup_min: plan.subgroup_min(),
+        };
+        let step = Operand::whole(&inputs.step);
+        let mut operands = vec![step.clone(), projected.into(), Operand::whole(&rope.buffer)];
+        operands.extend(self.norm_weights());
+        operands.extend([Operand::whole(&cache.k), Operand::whole(&cache.v)]);
+        let out = plan.value("attention", splits.count, self.heads * self.head_dim);
+        operands.push(out.into());
+        if splits.count == 1 {
+            plan.op(kernel, operands);
+            return out.into();
+        }
+        let softmax = plan.value("softmax", splits.count, 2 * self.heads);
+        operands.push(softmax.into());
+        plan.op(kernel, operands);
+        let input = Input::Combined(kernels::Combine { splits, heads: self.heads });
+        Source { input, rows: 1, operands: vec![step, out.into(), softmax.into()], updated: None }
+    }
+
+    /// How the keys are cut where the context is full: a tile each, as far as the device has use for them.
+    fn splits(&self, plan: &PlanBuilder, cache: &KvCache) -> Splits {
+        let visible = self.window.map_or(cache.layout.slots, |window| window.min(cache.layout.slots));
+        let busy = plan.gpu().capabilities().busy_workgroups;
+        let most = MAX_SPLITS.min(busy).min(MAX_SHARES / self.heads).max(1);
+        Splits { count: visible.div_ceil(TILE).min(most), tile: TILE, window: self.window }
+    }
+
+    /// Query heads that share a workgroup in decode.
+    fn group(&self) -> u32 {
+        let heads = self.heads / self.kv_heads;
+        (1..=4).rev().find(|&group| heads.is_multiple_of(group)).unwrap_or(1)
     }
 
     /// Queries `[rows, heads·head_dim]` behind norm and rotation; keys and values are appended.
@@ -126,8 +185,7 @@ impl Attention {
         let q = plan.value("q", projected.rows, self.heads * self.head_dim);
         let mut operands = Vec::from_iter(projection.appends().then(|| Operand::whole(&inputs.step)));
         operands.extend([projected.into(), Operand::whole(&rope.buffer)]);
-        let k_norm = self.k_norm.as_ref().filter(|_| projection.appends());
-        operands.extend(self.q_norm.iter().chain(k_norm).map(|norm| Operand::whole(&norm.weight)));
+        operands.extend(self.norm_weights());
         operands.push(q.into());
         if projection.appends() {
             operands.extend([Operand::whole(&cache.k), Operand::whole(&cache.v)]);
@@ -135,6 +193,11 @@ impl Attention {
         let (m, cache, subgroup_min) = (projected.rows, cache.layout, plan.subgroup_min());
         plan.op(kernels::RopeAppend { projection, m, cache, subgroup_min }, operands);
         q
+    }
+
+    fn norm_weights(&self) -> impl Iterator<Item = Operand> {
+        let k_norm = self.k_norm.as_ref().filter(|_| self.key_values != KeyValues::Shared);
+        self.q_norm.iter().chain(k_norm).map(|norm| Operand::whole(&norm.weight))
     }
 
     fn projection(&self) -> kernels::Projection {

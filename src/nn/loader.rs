@@ -13,8 +13,7 @@ use half::{bf16, f16};
 
 use super::{RmsNorm, Weight};
 use crate::checkpoint::{
-    Checkpoint, Dtype, EncodedRows, Plane, RowEncoder, RowLayout, StoredRows, TensorInfo, WeightFormat,
-    to_f32,
+    Checkpoint, Dtype, EncodedRows, RowEncoder, RowLayout, StoredRows, TensorInfo, WeightFormat, to_f32,
 };
 use crate::error::{Code, Error, Result};
 use crate::gpu::{Buffer, Gpu, Usage};
@@ -121,33 +120,22 @@ enum Source {
 }
 
 impl Source {
-    /// Where it begins: the number of the file and the place in it.
-    fn position(&self) -> (usize, u64) {
-        let of_plane = |rows: &Rows, plane: usize| {
-            rows.layout.planes.get(plane).map_or((0, 0), |plane| (plane.file, plane.start))
-        };
-        match self {
-            Source::Rows(rows) | Source::Codes(rows) => of_plane(rows, 0),
-            Source::Halves(rows, plane) => of_plane(rows, *plane),
-            Source::Vector(tensor, ..) => (tensor.file, tensor.bytes.start),
-        }
-    }
-}
-
-impl Source {
-    /// What is read: the numbers of the files and the bytes in them.
+    /// What is read: numbers of files and bytes in them, the first one being where it begins.
     fn ranges(&self) -> Vec<(usize, Range<u64>)> {
-        let of_planes = |rows: &Rows, planes: &[Plane]| {
+        let of_planes = |rows: &Rows, planes: Range<usize>| {
+            let planes = rows.layout.planes.get(planes).unwrap_or_default();
             planes.iter().map(|plane| (plane.file, plane.range(0..rows.layout.rows))).collect()
         };
         match self {
-            Source::Rows(rows) => of_planes(rows, &rows.layout.planes),
-            Source::Codes(rows) => of_planes(rows, rows.layout.planes.get(..1).unwrap_or_default()),
-            Source::Halves(rows, plane) => {
-                of_planes(rows, rows.layout.planes.get(*plane..=*plane).unwrap_or_default())
-            }
+            Source::Rows(rows) => of_planes(rows, 0..rows.layout.planes.len()),
+            Source::Codes(rows) => of_planes(rows, 0..1),
+            Source::Halves(rows, plane) => of_planes(rows, *plane..plane + 1),
             Source::Vector(tensor, ..) => vec![(tensor.file, tensor.bytes.clone())],
         }
+    }
+
+    fn position(&self) -> Option<(usize, u64)> {
+        self.ranges().first().map(|(file, range)| (*file, range.start))
     }
 }
 
@@ -156,6 +144,7 @@ pub struct Loader<'a> {
     gpu: &'a Gpu,
     checkpoint: &'a Checkpoint,
     dtype: WeightDtype,
+    cache_format: CacheFormat,
     sources: Vec<Source>,
     /// Names that were declared.
     claimed: BTreeSet<String>,
@@ -166,19 +155,36 @@ pub struct Loader<'a> {
 /// Bytes of a tensor that are read, packed and written at a time.
 const CHUNK_BYTES: u64 = 4 << 20;
 
+/// A piece, and its packed form, which has twice its size where BF16 becomes F32.
+const PIECE_COPIES: u64 = 3;
+
 /// How many names an error for missing tensors lists.
 const NAMES_LISTED: usize = 8;
 
 impl<'a> Loader<'a> {
     /// A loader that stores matrices as `dtype` says.
     pub fn new(gpu: &'a Gpu, checkpoint: &'a Checkpoint, dtype: WeightDtype) -> Self {
-        Self { gpu, checkpoint, dtype, sources: Vec::new(), claimed: BTreeSet::new(), missing: Vec::new() }
+        Self {
+            gpu,
+            checkpoint,
+            dtype,
+            cache_format: if dtype == WeightDtype::F32 { CacheFormat::F32 } else { CacheFormat::F16 },
+            sources: Vec::new(),
+            claimed: BTreeSet::new(),
+            missing: Vec::new(),
+        }
     }
 
     /// How keys and values are stored beside these weights: exactly beside exact ones, else as halves, which
     /// cost less than rounding the weights does.
     pub fn cache_format(&self) -> CacheFormat {
-        if self.dtype == WeightDtype::F32 { CacheFormat::F32 } else { CacheFormat::F16 }
+        self.cache_format
+    }
+
+    /// Stores keys and values so whatever the weights are, as tests do that look at the weights' errors alone.
+    pub fn with_cache_format(mut self, format: CacheFormat) -> Self {
+        self.cache_format = format;
+        self
     }
 
     /// Whether the checkpoint has a tensor of this name.
@@ -355,14 +361,32 @@ impl<'a> Loader<'a> {
         self.checkpoint.names().filter(|name| name.starts_with(prefix) && !is_claimed(name)).collect()
     }
 
+    /// What [`Loader::run`] will read: numbers of files and bytes in them.
+    pub fn ranges(&self) -> Vec<(usize, Range<u64>)> {
+        self.sources.iter().flat_map(Source::ranges).collect()
+    }
+
+    /// Bytes that [`Loader::run`] holds on the heap at most, blocks of files aside: a piece of a tensor as it is
+    /// read, unpacked to f32 and packed, and scales or biases that wait for the others.
+    pub fn staging_bytes(&self) -> u64 {
+        let waiting = |source: &Source| match source {
+            Source::Halves(rows, 1) => {
+                let WeightFormat::Affine { group_size, .. } = rows.layout.stored.encoding.format() else {
+                    return 0;
+                };
+                rows.layout.rows as u64 * rows.layout.stored.columns as u64 / u64::from(group_size) * 2
+            }
+            _ => 0,
+        };
+        PIECE_COPIES * CHUNK_BYTES + self.sources.iter().map(waiting).sum::<u64>()
+    }
+
     /// Reads, packs and writes everything that was declared. `check` is asked before each piece, and its
     /// error ends the loading.
     pub async fn run(mut self, check: &dyn Fn() -> Result<()>) -> Result<()> {
         self.complete()?;
-        self.sources.sort_by_key(Source::position);
-        for (file, range) in self.sources.iter().flat_map(Source::ranges) {
-            self.checkpoint.file(file)?.will_read([range]);
-        }
+        self.sources.sort_by_cached_key(Source::position);
+        self.checkpoint.will_read(&self.ranges())?;
         for source in &self.sources {
             check()?;
             match source {

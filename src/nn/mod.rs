@@ -22,14 +22,14 @@ use std::rc::Rc;
 pub use attention::{Attention, CacheSpec, KvCache};
 pub use embedding::Embedding;
 pub use experts::Experts;
-pub use linear::Linear;
+pub use linear::{Linear, Source};
 pub use loader::{Loader, Precision, WeightDtype};
 pub use mlp::GatedMlp;
 pub use per_layer::{PerLayerBlock, PerLayerInputs, PerLayerValues};
 pub use residual::{Residual, RmsNorm};
 pub use rope::{Rope, RopeTable};
 pub use row_table::{RowStats, RowTable};
-pub use sampler::Sampler;
+pub use sampler::{Logits, Sampler};
 pub use weight::Weight;
 
 use crate::gpu::Buffer;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::{Linear, Residual, RmsNorm, StepInputs};
 use crate::gpu::Buffer;
-use crate::kernels::{self, Activation};
+use crate::kernels::{self, Activation, LayerGate};
 use crate::plan::{Operand, PlanBuilder, Value};
 
 /// What makes the per-layer inputs of the step's tokens.
@@ -30,23 +30,40 @@ pub struct PerLayerInputs {
 pub struct PerLayerValues {
     value: Value,
     layers: Range<u32>,
+    /// What makes an input of its halves, where `value` holds these: `[1, 2 · layers · columns]`.
+    halves: Option<PerLayerInputs>,
 }
 
+/// Elements whose halves begin at an offset that every device can bind.
+const ALIGNED_HALVES: u32 = 32;
+
 impl PerLayerValues {
-    /// `[rows, columns]` of layer `layer`.
+    /// `[rows, columns]` of layer `layer`, or their halves.
     fn layer(&self, layer: u32) -> Operand {
-        Operand::Tail(self.value, (layer - self.layers.start) * self.value.columns)
+        let stride = self.halves.as_ref().map_or(self.value.columns, |inputs| 2 * inputs.columns);
+        Operand::Tail(self.value, (layer - self.layers.start) * stride)
     }
 }
 
 impl PerLayerInputs {
-    /// `[rows, layers · columns]`: what the embeddings tell every layer.
-    pub fn project(&self, plan: &mut PlanBuilder, embedding: Value) -> Value {
-        self.model_projection.forward(plan, embedding)
+    /// `[rows, layers · columns]`: what the embeddings tell every layer. Where the plan fuses, each element beside
+    /// that of `tokens`, the rows that the table has for the step's tokens.
+    pub fn project(&self, plan: &mut PlanBuilder, embedding: Value, tokens: &Rc<Buffer>) -> Value {
+        if !self.is_halved(plan, embedding.rows) {
+            return self.model_projection.forward(plan, embedding);
+        }
+        let bytes = u64::from(self.layers) * u64::from(self.columns) * 4;
+        self.model_projection.forward_beside(plan, embedding, Operand::Buffer(tokens.clone(), 0..bytes))
+    }
+
+    /// Whether the layers' gates make their inputs themselves, which saves a dispatch.
+    fn is_halved(&self, plan: &PlanBuilder, rows: u32) -> bool {
+        // A gate has a layer's part of the projection's rows, so where that is whole the gate is.
+        plan.fuses(rows) && self.columns.is_multiple_of(ALIGNED_HALVES) && self.model_projection.is_whole()
     }
 
     /// The inputs of `layers` for every row, or with `last_of` for the last real row of those inputs alone.
-    /// `context` comes from [`Self::project`]; `tokens` holds the rows that the table has for the step's tokens.
+    /// `context` comes from [`Self::project`] over the same `tokens`.
     pub fn forward(
         &self,
         plan: &mut PlanBuilder,
@@ -55,6 +72,9 @@ impl PerLayerInputs {
         layers: Range<u32>,
         last_of: Option<&StepInputs>,
     ) -> PerLayerValues {
+        if self.is_halved(plan, context.rows) {
+            return PerLayerValues { value: context, layers: 0..self.layers, halves: Some(self.clone()) };
+        }
         let m = if last_of.is_some() { 1 } else { context.rows };
         let kernel = kernels::PerLayerInputs {
             m,
@@ -79,7 +99,7 @@ impl PerLayerInputs {
         operands.extend(last_of.map(|inputs| Operand::whole(&inputs.step)));
         operands.push(value.into());
         plan.op(kernel, operands);
-        PerLayerValues { value, layers }
+        PerLayerValues { value, layers, halves: None }
     }
 }
 
@@ -105,7 +125,16 @@ impl PerLayerBlock {
         inputs: &PerLayerValues,
         layer: u32,
     ) {
-        let gated = self.gate.forward_gated_by(plan, residual, inputs.layer(layer), self.activation);
+        let (input, activation) = (inputs.layer(layer), self.activation);
+        let gated = match &inputs.halves {
+            None => self.gate.forward_gated_by(plan, residual, input, activation),
+            Some(made_by) => {
+                let norm = &made_by.projection_norm;
+                let PerLayerInputs { context_scale, token_scale, .. } = *made_by;
+                let gate = LayerGate { activation, context_scale, token_scale, norm: norm.kernel };
+                self.gate.forward_gated_by_layer(plan, residual, input, norm, gate)
+            }
+        };
         residual.add(plan, &self.projection, gated, Some(&self.post_norm));
     }
 }

@@ -44,14 +44,21 @@ impl Residual {
     }
 
     /// `residual += W x`, or with `post` `residual += rms_norm(W x)`.
-    pub fn add(&mut self, plan: &mut PlanBuilder, linear: &Linear, x: Value, post: Option<&RmsNorm>) {
+    pub fn add(
+        &mut self,
+        plan: &mut PlanBuilder,
+        linear: &Linear,
+        x: impl Into<Source>,
+        post: Option<&RmsNorm>,
+    ) {
+        let source = x.into();
         if post.is_none()
-            && let Some(sum) = linear.forward_add(plan, x, self.value)
+            && let Some(sum) = linear.forward_add(plan, &source, self.value)
         {
             self.value = sum;
             return;
         }
-        let update = linear.forward(plan, x);
+        let update = linear.forward(plan, source);
         self.update(update, post);
     }
 
@@ -89,7 +96,7 @@ impl Residual {
         source: Source,
         last_of: Option<&StepInputs>,
     ) -> Value {
-        let Source { input, mut operands, updated } = source;
+        let Source { input, mut operands, updated, .. } = source;
         let m = if last_of.is_some() { 1 } else { self.value.rows };
         let y = plan.value(label, m, self.value.columns);
         operands.extend(last_of.map(|inputs| Operand::whole(&inputs.step)));
@@ -129,6 +136,6 @@ impl Residual {
             keep_residual: keep,
         };
         let input = if norm.is_normed || update.is_some() { Input::Norm(norm) } else { Input::Plain };
-        Source { input, operands, updated }
+        Source { input, rows: self.value.rows, operands, updated }
     }
 }

@@ -46,6 +46,12 @@ pub struct RowTable {
 }
 
 impl RowTable {
+    /// Bytes of rows that a table of this layout keeps in memory at most.
+    pub fn cache_bytes(layout: &RowLayout) -> u64 {
+        let row_bytes: u64 = layout.planes.iter().map(|plane| plane.row_bytes).sum();
+        row_bytes.saturating_mul(layout.rows as u64).min(CACHE_BYTES as u64)
+    }
+
     /// The table that lies in `checkpoint` as `layout` says.
     pub fn new(checkpoint: Rc<Checkpoint>, layout: RowLayout) -> Self {
         Self::with_cache(checkpoint, layout, CACHE_BYTES)
@@ -72,9 +78,12 @@ impl RowTable {
         self.stats.get()
     }
 
-    /// Where the table lies: files of the checkpoint, and ranges of bytes in them.
-    pub fn layout(&self) -> &RowLayout {
-        &self.layout
+    /// Downloads the whole table to the block store, so that rows need not be fetched one by one any more. It
+    /// gives way to rows that are asked for meanwhile. Dropping the future ends the download.
+    ///
+    /// Fails with `Storage` if the store fails, and with what reading fails with.
+    pub async fn keep(&self) -> Result<()> {
+        self.checkpoint.keep(&self.layout).await
     }
 
     /// Reads as many of the rows `ids` as the cache holds, in one go: those of a prompt before it is computed.

@@ -13,9 +13,28 @@ pub enum Sampler {
     Sampled,
 }
 
+/// What a head leaves of the step's last row.
+#[derive(Clone, Copy, Debug)]
+pub struct Logits {
+    /// `[1, vocab_size]`
+    pub value: Value,
+    /// The highest logits of parts of it and their indices `[parts, 2]`, where the plan fuses.
+    pub(super) best: Option<Value>,
+}
+
 impl Sampler {
     /// Writes the chosen id to the first of the step's tokens, where the next decode step reads it.
-    pub fn forward(self, plan: &mut PlanBuilder, inputs: &StepInputs, logits: Value) {
+    pub fn forward(self, plan: &mut PlanBuilder, inputs: &StepInputs, logits: Logits) {
+        let pairs = match (self, logits.best) {
+            (Sampler::Greedy, Some(best)) => best,
+            _ => self.slices(plan, inputs, logits.value),
+        };
+        let token = Operand::Buffer(inputs.tokens.clone(), 0..4);
+        plan.op(Argmax { n: pairs.rows, stage: ArgmaxStage::Final }, vec![pairs.into(), token]);
+    }
+
+    /// The best of each slice of the logits.
+    fn slices(self, plan: &mut PlanBuilder, inputs: &StepInputs, logits: Value) -> Value {
         let n = logits.columns;
         let mut operands = Vec::new();
         let stage = match self {
@@ -33,7 +52,6 @@ impl Sampler {
         let pairs = plan.value("pairs", slices.pairs(), 2);
         operands.extend([logits.into(), pairs.into()]);
         plan.op(slices, operands);
-        let token = Operand::Buffer(inputs.tokens.clone(), 0..4);
-        plan.op(Argmax { n, stage: ArgmaxStage::Final }, vec![pairs.into(), token]);
+        pairs
     }
 }

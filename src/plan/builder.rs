@@ -4,9 +4,10 @@ use std::fmt::Write;
 use std::ops::Range;
 use std::rc::Rc;
 
+use super::Pool;
 use super::assign::{Lifetime, assign};
 use crate::error::{Code, Error, Result};
-use crate::gpu::{Binding, Buffer, Dispatch, Gpu, Usage};
+use crate::gpu::{Binding, Buffer, Dispatch, Gpu};
 use crate::kernels::{Kernel, MAX_WORKGROUPS};
 
 /// A handle to an intermediate result `[rows, columns]` of f32.
@@ -46,6 +47,15 @@ impl Operand {
         match self {
             Operand::Value(value) | Operand::Tail(value, _) => Some(*value),
             Operand::Buffer(..) => None,
+        }
+    }
+
+    /// What is bound of its buffer, in bytes.
+    fn range(&self) -> Range<u64> {
+        match self {
+            Operand::Value(value) => 0..value.bytes(),
+            Operand::Tail(value, from) => u64::from(*from) * 4..value.bytes(),
+            Operand::Buffer(_, range) => range.clone(),
         }
     }
 }
@@ -182,33 +192,46 @@ impl PlanBuilder {
         text
     }
 
+    /// The sizes of the buffers that the plan needs, largest first.
+    ///
+    /// Fails with [`Code::OutOfMemory`] where the device cannot bind or dispatch what the plan needs.
+    pub(super) fn demand(&self) -> Result<Vec<u64>> {
+        for op in &self.ops {
+            for operand in &op.operands {
+                self.check_binding(op.kernel.as_ref(), operand.range())?;
+            }
+            check_workgroups(op.kernel.as_ref(), op.kernel.workgroups())?;
+        }
+        Ok(assign(&self.lifetimes()).1)
+    }
+
     /// Assigns buffers and makes pipelines and bind groups.
     ///
     /// Fails with [`Code::OutOfMemory`] where the device cannot bind or dispatch what the plan needs.
     pub fn compile(self) -> Result<Plan> {
+        self.compile_in(&Pool::default())
+    }
+
+    /// As [`PlanBuilder::compile`], with buffers of `pool`, as far as it has them.
+    pub fn compile_in(self, pool: &Pool) -> Result<Plan> {
+        self.demand()?;
         let (slots, sizes) = assign(&self.lifetimes());
-        let buffers = sizes
-            .iter()
-            .map(|&bytes| Ok(Rc::new(self.gpu.buffer("activations", bytes, Usage::Activations)?)))
-            .collect::<Result<Vec<_>>>()?;
+        let buffers = pool.buffers(&self.gpu, &sizes)?;
         let mut dispatches = Vec::with_capacity(self.ops.len());
         for op in &self.ops {
-            let mut bound = Vec::with_capacity(op.operands.len());
-            for operand in &op.operands {
-                let (buffer, range) = match operand {
-                    Operand::Value(value) => (&buffers[slots[value.id]], 0..value.bytes()),
-                    Operand::Tail(value, from) => {
-                        (&buffers[slots[value.id]], u64::from(*from) * 4..value.bytes())
-                    }
-                    Operand::Buffer(buffer, range) => (buffer, range.clone()),
-                };
-                self.check_binding(op.kernel.as_ref(), range.end - range.start)?;
-                bound.push((&**buffer, range));
-            }
-            let workgroups = op.kernel.workgroups();
-            check_workgroups(op.kernel.as_ref(), workgroups)?;
+            let bound: Vec<_> = op
+                .operands
+                .iter()
+                .map(|operand| {
+                    let buffer = match operand {
+                        Operand::Value(value) | Operand::Tail(value, _) => &buffers[slots[value.id]],
+                        Operand::Buffer(buffer, _) => buffer,
+                    };
+                    (&**buffer, operand.range())
+                })
+                .collect();
             let pipeline = self.gpu.pipeline(op.kernel.name(), &op.kernel.source(), &op.kernel.bindings());
-            dispatches.push(self.gpu.dispatch(pipeline, &bound, workgroups));
+            dispatches.push(self.gpu.dispatch(pipeline, &bound, op.kernel.workgroups()));
         }
         let dump = self.dump(&slots, &sizes);
         let outer = self.ops.into_iter().flat_map(|op| op.operands).filter_map(|operand| match operand {
@@ -226,7 +249,8 @@ impl PlanBuilder {
         })
     }
 
-    fn check_binding(&self, kernel: &dyn Kernel, bytes: u64) -> Result<()> {
+    fn check_binding(&self, kernel: &dyn Kernel, range: Range<u64>) -> Result<()> {
+        let bytes = range.end - range.start;
         let limit = self.gpu.capabilities().max_binding_bytes;
         if bytes <= limit {
             return Ok(());

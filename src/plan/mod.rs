@@ -6,5 +6,7 @@
 
 mod assign;
 mod builder;
+mod pool;
 
 pub use builder::{Operand, Plan, PlanBuilder, Value};
+pub use pool::Pool;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use jird::checkpoint::{Checkpoint, to_f32};
 use jird::fetch::{MemoryOpener, Repo};
 use jird::gpu::Gpu;
-use jird::kernels::Step;
+use jird::kernels::{CacheFormat, Step};
 use jird::models::{Rows, State, TextModel, declare};
 use jird::nn::{Loader, RowTable, WeightDtype};
 use jird::plan::{Plan, PlanBuilder, Value};
@@ -64,6 +64,8 @@ pub const FIXTURES: [Fixture; 20] = [
 ];
 
 const CONTEXT: u32 = 64;
+/// The most rows of a plan.
+const ROWS: u32 = 32;
 
 /// The golden values of a fixture.
 struct Golden(Checkpoint);
@@ -106,10 +108,11 @@ impl Tiny {
         let checkpoint = Checkpoint::open(&repo(fixture.weights)).await.expect("a checkpoint");
         let checkpoint = Rc::new(checkpoint);
         let config = serde_json::from_slice(fixture.config).expect("a configuration");
-        let mut loader = Loader::new(gpu, &checkpoint, fixture.dtype);
+        // Golden values are of exact keys and values; tests/quantised.rs measures halves.
+        let mut loader = Loader::new(gpu, &checkpoint, fixture.dtype).with_cache_format(CacheFormat::F32);
         let model = declare(&config, &mut loader).expect("a model");
         loader.run(&|| Ok(())).await.expect("weights");
-        let state = State::new(gpu, model.dimensions(), CONTEXT, 32).expect("a state");
+        let state = State::new(gpu, model.dimensions(), CONTEXT, ROWS).expect("a state");
         let table = model.dimensions().row_table.clone();
         let table = table.map(|layout| RowTable::new(checkpoint.clone(), layout));
         Self { gpu: gpu.clone(), model, state, table }
@@ -118,7 +121,7 @@ impl Tiny {
     fn plan(&self, rows: u32, fused: bool, wanted: Rows) -> Readable {
         let mut builder = PlanBuilder::new(&self.gpu, rows, fused).with_taps();
         let mut residual = self.model.forward(&mut builder, &self.state, wanted);
-        let logits = self.model.logits(&mut builder, &self.state, &mut residual);
+        let logits = self.model.logits(&mut builder, &self.state, &mut residual).value;
         builder.keep(logits);
         Readable { plan: builder.compile().expect("a plan"), logits }
     }
@@ -225,6 +228,36 @@ pub async fn greedy(gpu: &Rc<Gpu>, fixture: &Fixture) {
         fixture.assert_close(&format!("logits of new token {n}"), &logits, golden);
         assert_eq!(argmax(&logits), id, "{}: new token {n}", fixture.name);
         logits = tiny.step(&decode, (ids.len() + n) as u32, &[id]).await;
+    }
+}
+
+/// A conversation goes back as far as the rings still hold what is seen there, and no further.
+pub async fn roll_back(gpu: &Rc<Gpu>, fixture: &Fixture) {
+    let name = fixture.name;
+    let golden = Golden::open(fixture).await;
+    let tiny = Tiny::load(gpu, fixture).await;
+    let prompt = golden.ids("long.ids").await;
+    let logits = golden.floats("long.logits").await;
+    let vocab = logits.len() / prompt.len();
+    let continued = golden.ids("long.greedy_ids").await;
+    let decode = tiny.plan(1, true, Rows::Last);
+    for (position, id) in prompt.iter().chain(&continued).enumerate() {
+        tiny.step(&decode, position as u32, &[*id]).await;
+    }
+    let written = (prompt.len() + continued.len()) as u32;
+    let reaches = |position: u32| tiny.state.can_roll_back_to(position);
+    assert!(reaches(0) && (written - ROWS..written).all(reaches), "{name}");
+    let earliest = (1..written).find(|&position| reaches(position)).expect("a position");
+    let caches = &tiny.model.dimensions().caches;
+    let wraps = caches.iter().filter_map(|cache| cache.window).any(|window| window + ROWS < written);
+    let expected = if wraps { written - ROWS - 1 } else { 1 };
+    assert_eq!(earliest, expected, "{name}: the earliest of {written} positions");
+
+    // Back as far as it goes, or to the prompt's end.
+    for position in earliest as usize..prompt.len() {
+        let got = tiny.step(&decode, position as u32, &[prompt[position]]).await;
+        let golden = &logits[position * vocab..(position + 1) * vocab];
+        fixture.assert_close(&format!("position {position} after going back"), &got, golden);
     }
 }
 

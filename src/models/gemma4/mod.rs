@@ -12,7 +12,9 @@ use super::config::{Names, Sizes};
 use super::{Dimensions, Rows, State, TextModel, blocks, config as family};
 use crate::error::{Code, Error, Result};
 use crate::kernels::NormKernel;
-use crate::nn::{Embedding, Linear, Loader, PerLayerInputs, PerLayerValues, Precision, Residual, RmsNorm};
+use crate::nn::{
+    Embedding, Linear, Loader, Logits, PerLayerInputs, PerLayerValues, Precision, Residual, RmsNorm,
+};
 use crate::plan::{PlanBuilder, Value};
 use config::Gemma4Config;
 use layer::{Layer, Surroundings};
@@ -119,7 +121,8 @@ impl TextModel for Gemma4 {
     /// pass through those layers.
     fn forward(&self, plan: &mut PlanBuilder, state: &State, wanted: Rows) -> Residual {
         let embedding = self.embed_tokens.forward(plan, &state.inputs);
-        let context = self.per_layer.as_ref().map(|inputs| inputs.project(plan, embedding));
+        let per_layer = self.per_layer.as_ref().zip(state.table_rows.as_ref());
+        let context = per_layer.map(|(inputs, rows)| inputs.project(plan, embedding, rows));
         let mut residual = Residual::new(embedding);
         let count = self.layers.len();
         let first = if wanted == Rows::All || plan.rows() == 1 { count } else { self.first_shared_layer };
@@ -131,7 +134,7 @@ impl TextModel for Gemma4 {
         residual
     }
 
-    fn logits(&self, plan: &mut PlanBuilder, state: &State, residual: &mut Residual) -> Value {
+    fn logits(&self, plan: &mut PlanBuilder, state: &State, residual: &mut Residual) -> Logits {
         let softcap = self.final_logit_softcapping;
         self.lm_head.logits(plan, &state.inputs, residual, &self.norm, softcap)
     }

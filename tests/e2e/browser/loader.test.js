@@ -184,8 +184,8 @@ test("an abort ends the requests at once, and what has arrived is kept", async (
       };
       let blocks = 0;
       let aborted;
-      const onProgress = ({ type }) => {
-        if (type !== "weights" || ++blocks !== 3) return;
+      const onProgress = ({ phase }) => {
+        if (phase !== "download" || ++blocks !== 3) return;
         aborted = performance.now();
         controller.abort(new RangeError("enough"));
       };

@@ -87,17 +87,32 @@ const generate = (page, prompt, options) =>
 
 test("loads, with progress in bytes and a ledger of memory", async () => {
   const { events, info } = await load(page);
-  const weights = events.filter(({ type }) => type === "weights");
-  assert.ok(weights.length > 0, "no progress of the weights");
-  for (const [index, { loadedBytes, totalBytes }] of weights.entries()) {
-    assert.ok(loadedBytes >= (weights[index - 1]?.loadedBytes ?? 0), "progress went back");
-    assert.equal(totalBytes, weights[0].totalBytes);
+  const downloads = events.filter(({ phase }) => phase === "download");
+  assert.ok(downloads.length > 1, "no progress of the weights");
+  for (const [index, { loaded, total }] of downloads.entries()) {
+    assert.ok(loaded >= (downloads[index - 1]?.loaded ?? 0), "progress went back");
+    assert.equal(total, downloads[0].total);
   }
-  assert.equal(weights.at(-1).loadedBytes, weights.at(-1).totalBytes);
-  assert.ok(events.some(({ type, file }) => type === "file" && file === "config.json"));
+  assert.equal(downloads.at(-1).loaded, downloads.at(-1).total);
+  assert.deepEqual(events[0], { phase: "open", file: "config.json" });
+  assert.equal(events.at(-1).phase, "compile");
   const { weights: held, kvCache, activations, other, total, heap } = info.memory;
   assert.equal(held + kvCache + activations + other, total);
   assert.ok(held > 0 && kvCache > 0 && activations > 0 && heap > 0);
+});
+
+test("a plan tells what a load takes, and a budget below it refuses the load", async () => {
+  const { plan, memory, tight, error } = await page.evaluate(async (address) => {
+    const plan = await jird.Model.plan(address);
+    const memoryBudget = plan.totalBytes - 1;
+    const tight = await jird.Model.plan(address, { memoryBudget });
+    return { plan, memory: model.memory, tight, error: await caught(jird.Model.load(address, { memoryBudget })) };
+  }, addressOfModel());
+  for (const part of ["weights", "kvCache", "activations", "other"]) assert.equal(plan[part], memory[part], part);
+  assert.equal(plan.gpuBytes, memory.total);
+  assert.ok(plan.fits && !tight.fits);
+  assert.equal(error.code, "out_of_memory");
+  assert.match(error.message, /memoryBudget/);
 });
 
 let first;
@@ -199,8 +214,8 @@ test("a disposed model says so", async () => {
 test("a second load reads the weights from the cache", async () => {
   const asked = modelServer.requests.length;
   const { events } = await load(page);
-  const { cachedBytes, totalBytes } = events.findLast(({ type }) => type === "weights");
-  assert.equal(cachedBytes, totalBytes);
+  const { fromCache, total } = events.findLast(({ phase }) => phase === "download");
+  assert.equal(fromCache, total);
   // One small range tells the file's size and ETag; the bytes themselves are not fetched again.
   const fetched = modelServer.requests.slice(asked).filter(({ path }) => path.endsWith(".safetensors"));
   assert.ok(fetched.length <= 1, `fetched again: ${JSON.stringify(fetched)}`);

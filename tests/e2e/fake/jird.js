@@ -34,21 +34,28 @@ export class Engine {
   static async load(location, options, { onProgress, signal, fetch }) {
     fake.calls.push(["load", location, options]);
     if (fetch) await fetch("config.json", {});
-    onProgress({ type: "file", file: "config.json" });
-    const totalBytes = 269_000_000;
+    onProgress({ phase: "open", file: "config.json" });
+    const total = 269_000_000;
     for (let step = 1; step <= 8; step++) {
       await pause(signal);
-      const loadedBytes = (totalBytes * step) / 8;
-      onProgress({ type: "weights", file: "model.safetensors", loadedBytes, totalBytes, cachedBytes: 0 });
+      const loaded = (total * step) / 8;
+      onProgress({ phase: "download", file: "model.safetensors", loaded, total, fromCache: 0 });
     }
     if (fake.uncached) {
-      onProgress({ type: "uncached", file: "model.safetensors", message: "the quota is used up." });
+      onProgress({ phase: "uncached", file: "model.safetensors", message: "the quota is used up." });
     }
     failIfAsked("load");
-    onProgress({ type: "compile" });
+    onProgress({ phase: "compile" });
     await pause(signal);
     fake.live.engines++;
     return new Engine();
+  }
+
+  static async plan(location, options, { signal }) {
+    fake.calls.push(["plan", location, options]);
+    await pause(signal);
+    failIfAsked("plan");
+    return { gpuBytes: 319_000_000, heapBytes: 30_000_000, totalBytes: 349_000_000, fits: true };
   }
 
   static async isCached(location) {
@@ -91,7 +98,7 @@ export class Engine {
   memory() {
     const ledger = { weights: 269_000_000, kvCache: 47_185_920, activations: 3_145_728, other: 65_536 };
     const total = Object.values(ledger).reduce((sum, bytes) => sum + bytes);
-    return { ...ledger, total, peak: total, heap: 31_457_280 };
+    return { ...ledger, total, peak: total, rowCache: 0, heap: 31_457_280 };
   }
 
   free() {

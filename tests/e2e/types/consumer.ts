@@ -8,6 +8,7 @@ import type {
   GenerationStats,
   LoadProgress,
   MemoryLedger,
+  MemoryPlan,
   Message,
   ModelInfo,
   OutputPart,
@@ -59,6 +60,11 @@ export async function use(files: FileList, file: File, directory: FileSystemDire
   return text;
 }
 
+export async function fits(): Promise<boolean> {
+  const plan: MemoryPlan = await Model.plan("owner/name", { dtype: "q4", memoryBudget: 1_500_000_000 });
+  return plan.fits && plan.gpuBytes + plan.heapBytes === plan.totalBytes;
+}
+
 const weather: Tool = {
   type: "function",
   function: {
@@ -106,19 +112,21 @@ export async function scoped(): Promise<void> {
 }
 
 function describe(event: LoadProgress): string {
-  switch (event.type) {
-    case "file":
+  switch (event.phase) {
+    case "open":
       return event.file;
-    case "weights":
-      return `${event.loadedBytes - event.cachedBytes} of ${event.totalBytes}`;
-    case "uncached":
-      return event.message;
+    case "download":
+      return `${event.loaded - event.fromCache} of ${event.total}`;
     case "retry":
       return `${event.message} (${event.delayMs} ms)`;
     case "restart":
       return "restarting";
     case "compile":
       return "compiling";
+    case "uncached":
+      return event.message;
+    case "unused":
+      return event.tensors.join();
     default:
       return event satisfies never;
   }

@@ -170,7 +170,7 @@ test("an aborted signal rejects before anything starts", async () => {
 test("a load can be aborted half way, and tried again", async () => {
   fake.stepMs = 2;
   const controller = new AbortController();
-  const onProgress = (event) => event.loadedBytes > event.totalBytes / 2 && controller.abort();
+  const onProgress = (event) => event.loaded > event.total / 2 && controller.abort();
   await assert.rejects(load({ signal: controller.signal, onProgress }), { name: "AbortError" });
   assert.equal(fake.live.engines, 0);
   await load();
@@ -539,6 +539,17 @@ test("wrong locations are named", async () => {
     await assert.rejects(Model.load(source), rejectsWith("invalid_argument", message));
   }
   assert.deepEqual(fake.calls, []);
+});
+
+test("plan passes its options on, can be aborted, and maps errors as load does", async () => {
+  const plan = await Model.plan(URL_OF_MODEL, { dtype: "q4", memoryBudget: 1_500_000_000 });
+  assert.equal(plan.totalBytes, plan.gpuBytes + plan.heapBytes);
+  assert.deepEqual(fake.calls, [["plan", URL_OF_MODEL, { dtype: "q4", memoryBudget: 1_500_000_000 }]]);
+  assert.equal(fake.live.engines, 0);
+  fake.failures.plan = Object.assign(new Error("could not load the model."), { code: "out_of_memory" });
+  await assert.rejects(Model.plan(URL_OF_MODEL), rejectsWith("out_of_memory", /could not load/));
+  await assert.rejects(Model.plan(URL_OF_MODEL, { signal: AbortSignal.abort() }), { name: "AbortError" });
+  await assert.rejects(Model.plan(URL_OF_MODEL, { memoryBudget: 0.5 }), rejectsWith("invalid_argument", /memoryBudget/));
 });
 
 test("the cache is listed, asked and emptied, without a GPU", async () => {
