@@ -222,7 +222,7 @@ CASES = {
         {**GEMMA4, "num_key_value_heads": 2, "layer_types": layer_types("sfs fsf"), "tie_word_embeddings": False},
         torch.float16,
         17,
-        4.0,
+        2.5,
     ),
     "gemma4/dense": (
         {
