@@ -14,6 +14,7 @@ use jird::engine::{GenerateOptions, LoadOptions, Model, Prompt};
 use jird::fetch::{CacheStore, HttpOpener, Repo};
 use jird::gpu::{Gpu, GpuOptions};
 use jird::nn::WeightDtype;
+use jird::text::{EncodeOptions, Tokenizer};
 use wasm_bindgen_test::*;
 
 wasm_bindgen_test_configure!(run_in_browser);
@@ -90,4 +91,26 @@ async fn smollm2_continues_as_the_reference_does() {
         ids.extend(piece.ids);
     }
     assert_eq!(serde_json::json!(ids), expected["ids"]);
+}
+
+/// Unicode's normal forms come from the browser.
+#[wasm_bindgen_test]
+fn normal_forms() {
+    let plain = EncodeOptions { add_special_tokens: false, parse_special: false };
+    for (form, text, characters) in [
+        ("NFC", "e\u{301}", "é"),
+        ("NFD", "é", "e\u{301}"),
+        ("NFKC", "ﬁ", "fi"),
+        ("NFKD", "ﬁé", "fie\u{301}"),
+    ] {
+        let vocab: serde_json::Map<_, _> =
+            characters.chars().zip(0..).map(|(character, id)| (character.to_string(), id.into())).collect();
+        let json = serde_json::json!({
+            "normalizer": { "type": form },
+            "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+        });
+        let tokenizer = Tokenizer::from_json(json.to_string().as_bytes()).expect("a tokenizer");
+        let ids: Vec<u32> = (0..characters.chars().count() as u32).collect();
+        assert_eq!(tokenizer.encode(text, plain).expect("ids"), ids, "{form}");
+    }
 }

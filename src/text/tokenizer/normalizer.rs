@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 
 use serde::Deserialize;
-use unicode_normalization::{UnicodeNormalization, is_nfc, is_nfd, is_nfkc, is_nfkd};
 
 use super::pattern::Pattern;
 use crate::error::Result;
@@ -55,14 +54,13 @@ impl Normalizer {
 
     fn apply<'a>(&self, text: Cow<'a, str>, limit: usize) -> Result<Cow<'a, str>> {
         Ok(match self {
-            Normalizer::Nfc if is_nfc(&text) => text,
-            Normalizer::Nfc => Cow::Owned(text.nfc().collect()),
-            Normalizer::Nfd if is_nfd(&text) => text,
-            Normalizer::Nfd => Cow::Owned(text.nfd().collect()),
-            Normalizer::Nfkc if is_nfkc(&text) => text,
-            Normalizer::Nfkc => Cow::Owned(text.nfkc().collect()),
-            Normalizer::Nfkd if is_nfkd(&text) => text,
-            Normalizer::Nfkd => Cow::Owned(text.nfkd().collect()),
+            Normalizer::Nfc | Normalizer::Nfd | Normalizer::Nfkc | Normalizer::Nfkd if text.is_ascii() => {
+                text
+            }
+            Normalizer::Nfc => Cow::Owned(form::nfc(&text)),
+            Normalizer::Nfd => Cow::Owned(form::nfd(&text)),
+            Normalizer::Nfkc => Cow::Owned(form::nfkc(&text)),
+            Normalizer::Nfkd => Cow::Owned(form::nfkd(&text)),
             // Character by character: the reference knows no final sigma.
             Normalizer::Lowercase => Cow::Owned(text.chars().flat_map(char::to_lowercase).collect()),
             Normalizer::Strip { strip_left, strip_right } => {
@@ -85,6 +83,50 @@ impl Normalizer {
                 normalizers.iter().try_fold(text, |text, normalizer| normalizer.apply(text, limit))?
             }
         })
+    }
+}
+
+/// Unicode's normal forms.
+#[cfg(not(target_arch = "wasm32"))]
+mod form {
+    use unicode_normalization::UnicodeNormalization;
+
+    pub fn nfc(text: &str) -> String {
+        text.nfc().collect()
+    }
+
+    pub fn nfd(text: &str) -> String {
+        text.nfd().collect()
+    }
+
+    pub fn nfkc(text: &str) -> String {
+        text.nfkc().collect()
+    }
+
+    pub fn nfkd(text: &str) -> String {
+        text.nfkd().collect()
+    }
+}
+
+/// Unicode's normal forms. The browser has the tables: they would be a tenth of the package.
+#[cfg(target_arch = "wasm32")]
+mod form {
+    use js_sys::JsString;
+
+    pub fn nfc(text: &str) -> String {
+        JsString::from(text).normalize("NFC").into()
+    }
+
+    pub fn nfd(text: &str) -> String {
+        JsString::from(text).normalize("NFD").into()
+    }
+
+    pub fn nfkc(text: &str) -> String {
+        JsString::from(text).normalize("NFKC").into()
+    }
+
+    pub fn nfkd(text: &str) -> String {
+        JsString::from(text).normalize("NFKD").into()
     }
 }
 
