@@ -5,6 +5,7 @@
 
 #[path = "shared/kernels.rs"]
 mod kernels;
+#[allow(dead_code, reason = "natively there are more cases")]
 #[path = "shared/models.rs"]
 mod models;
 

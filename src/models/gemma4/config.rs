@@ -259,3 +259,114 @@ impl Gemma4Config {
         Ok(sizes)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use serde_json::{Value as Json, json};
+
+    use super::*;
+    use crate::error::Code;
+    use crate::models::config::parse;
+
+    /// The text part of E2B's configuration.
+    fn e2b() -> Json {
+        let layer_type = |index| if index % 5 == 4 { "full_attention" } else { "sliding_attention" };
+        json!({
+            "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35,
+            "num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 256, "global_head_dim": 512,
+            "vocab_size": 262_144, "vocab_size_per_layer_input": 262_144, "hidden_size_per_layer_input": 256,
+            "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6, "sliding_window": 512,
+            "layer_types": (0..35).map(layer_type).collect::<Vec<_>>(),
+            "num_kv_shared_layers": 20, "use_double_wide_mlp": true, "final_logit_softcapping": 30.0,
+        })
+    }
+
+    /// What declaring a model asks of its configuration.
+    fn read(config: &Json) -> Result<Vec<LayerSpec>> {
+        let config: Gemma4Config = parse(config)?;
+        config.check()?;
+        let layers = config.layers()?;
+        config.ropes(&layers)?;
+        config.per_layer_columns()?;
+        config.mixture()?;
+        Ok(layers)
+    }
+
+    #[test]
+    fn shared_layers_read_the_last_of_their_type_before_them() {
+        let layers = read(&e2b()).unwrap();
+        let of = |index: usize| {
+            let LayerSpec { cache, key_values, sizes, window, .. } = layers[index];
+            (cache, key_values, sizes.head_dim, sizes.intermediate_size, window)
+        };
+        assert_eq!(of(13), (13, KeyValues::Projected, 256, 6144, Some(512)));
+        assert_eq!(of(14), (14, KeyValues::Projected, 512, 6144, None));
+        assert_eq!(of(15), (13, KeyValues::Shared, 256, 12_288, Some(512)));
+        assert_eq!(of(34), (14, KeyValues::Shared, 512, 12_288, None));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let cases = [
+            ("num_kv_shared_layers", json!(35)),
+            ("num_kv_shared_layers", json!(4_294_967_295u32)),
+            ("num_kv_shared_layers", json!(31)), // no full layer is left before them
+            ("num_hidden_layers", json!(0)),
+            ("num_hidden_layers", json!(4_000_000_000u32)),
+            ("layer_types", json!(["full_attention"])),
+            ("hidden_size", json!(0)),
+            ("hidden_size", json!(1u32 << 31)),
+            ("intermediate_size", json!(4_294_967_292u32)),
+            ("global_head_dim", json!(1024)),
+            ("global_head_dim", json!(0)),
+            ("num_key_value_heads", json!(3)),
+            ("sliding_window", json!(0)),
+            ("hidden_size_per_layer_input", json!(255)),
+            ("hidden_size_per_layer_input", json!(1u32 << 30)),
+            ("vocab_size_per_layer_input", json!(1000)),
+            ("use_bidirectional_attention", json!("all")),
+            ("hidden_activation", json!("silu")),
+            ("final_logit_softcapping", json!(0.0)),
+            ("attention_bias", json!(true)),
+            ("per_layer_config", json!({ "4": { "head_dim": 128 } })),
+            ("rope_parameters", json!({ "full_attention": { "rope_type": "yarn" } })),
+            (
+                "rope_parameters",
+                json!({ "full_attention": { "rope_type": "proportional", "partial_rotary_factor": 2.0 } }),
+            ),
+        ];
+        for (field, value) in cases {
+            let mut config = e2b();
+            config[field] = value.clone();
+            let error = read(&config).err().unwrap_or_else(|| panic!("{field} = {value}"));
+            assert_eq!(error.code(), Code::Unsupported, "{field} = {value}: {error}");
+        }
+        let mut config = e2b();
+        config["per_layer_config"] = json!({ "4": { "sliding_window": 128 } });
+        assert_eq!(read(&config).unwrap_err().code(), Code::Config);
+    }
+
+    #[test]
+    fn experts_that_cannot_be_are_refused() {
+        let mixture = |experts: Json, chosen: Json, size: Json| {
+            let mut config = e2b();
+            config["enable_moe_block"] = json!(true);
+            config["num_experts"] = experts;
+            config["top_k_experts"] = chosen;
+            config["moe_intermediate_size"] = size;
+            read(&config)
+        };
+        assert!(mixture(json!(128), json!(8), json!(704)).is_ok());
+        for (experts, chosen, size) in [
+            (json!(null), json!(8), json!(704)),
+            (json!(4_000_000_000u32), json!(8), json!(704)),
+            (json!(128), json!(129), json!(704)),
+            (json!(128), json!(0), json!(704)),
+            (json!(128), json!(8), json!(703)),
+            (json!(128), json!(8), json!(1u32 << 30)),
+        ] {
+            assert_eq!(mixture(experts, chosen, size).unwrap_err().code(), Code::Unsupported);
+        }
+    }
+}
