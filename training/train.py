@@ -16,6 +16,7 @@ def arguments():
     parser.add_argument("--rows", type=int, nargs=3, default=[64, 64, 80], help="of text, pictures and speech in a batch")
     parser.add_argument("--steps", type=int, default=9_000)
     parser.add_argument("--seconds", type=float, default=0, help="train this long instead of --steps")
+    parser.add_argument("--start", help="a pocket.pt to go on from")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--held-out", type=int, default=500)
     parser.add_argument("--embed-steps", type=int, default=2_500)
@@ -41,7 +42,7 @@ def run(stage, options):
     elif stage == "train":
         import fit
 
-        fit.train(options.steps, options.seconds, options.rows, options.rate, device)
+        fit.train(options.steps, options.seconds, options.rows, options.rate, device, options.start)
     elif stage == "export":
         import export
 
