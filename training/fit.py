@@ -117,19 +117,23 @@ class Lesson(nn.Module):
     kinds = [len(images.SHAPES) + 1, len(images.PAINTS) + 1, len(images.SIZES) + 1]
 
     def forward(self, labels, cells=None, letters=None, **inputs):
-        """Losses by name: of the text (for its rows, pictures' and sounds' apart), of the heads."""
+        """Losses by name: of the written tokens of each kind of row, and of the heads."""
         hidden = self.model.model(**inputs, use_cache=False).last_hidden_state
         at = (labels != -100).nonzero(as_tuple=True)
         logits = self.model.lm_head(hidden[at]).float()
         cap = self.model.config.text_config.final_logit_softcapping
         each = F.cross_entropy(cap * torch.tanh(logits / cap), labels[at], reduction="none")
-        losses = {"all": each.mean()}
         pictures = len(inputs["pixel_values"]) if cells is not None else 0
         sounds = len(inputs["input_features"]) if letters is not None else 0
         texts = len(labels) - pictures - sounds
-        with torch.no_grad():
-            parts = {"text": at[0] < texts, "picture": (at[0] >= texts) & (at[0] < texts + pictures), "speech": at[0] >= texts + pictures}
-            shown = {name: (each * part).sum() / part.sum().clamp(min=1) for name, part in parts.items()}
+        # Each kind counts alike, however many tokens it has in the batch.
+        ends = {"text": texts, "picture": texts + pictures, "speech": texts + pictures + sounds}
+        losses, start = {}, 0
+        for name, end in ends.items():
+            of_kind = (at[0] >= start) & (at[0] < end)
+            if end > start:
+                losses[name] = (each * of_kind).sum() / of_kind.sum()
+            start = end
         if cells is not None:
             heads = self.cells(self.seen.float()).split(self.kinds, -1)
             losses["cells"] = 0.2 * sum(F.cross_entropy(head, cells[:, i]) for i, head in enumerate(heads))
@@ -139,7 +143,7 @@ class Lesson(nn.Module):
             losses["letters"] = 0.3 * F.ctc_loss(
                 spoken, letters, valid.sum(1), (letters > 0).sum(1), reduction="none", zero_infinity=True
             ).div((letters > 0).sum(1)).mean()  # fmt: skip
-        return losses, shown
+        return losses
 
 
 @torch.no_grad()
@@ -201,12 +205,12 @@ def train(steps, seconds, sizes, rate, device, start=None):
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1, (step + 1) / WARM_UP) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
         with autocast:
-            losses, shown = lesson(**data.batch(*sizes))
+            losses = lesson(**data.batch(*sizes))
         sum(losses.values()).backward()
         nn.utils.clip_grad_norm_(lesson.parameters(), 1.0, foreach=True)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        for name, value in {**losses, **shown}.items():
+        for name, value in losses.items():
             sums[name] = sums.get(name, 0) + value.detach()
         step += 1
         if seconds and step == 60:

@@ -31,7 +31,7 @@ def place(rng, count, radii):
     """Centres in the unit square, away from the lines between zones, apart from each other."""
     for _ in range(500):
         points = [((rng.randrange(3) + rng.uniform(0.3, 0.7)) / 3, (rng.randrange(3) + rng.uniform(0.3, 0.7)) / 3) for _ in range(count)]
-        inside = all(r * 0.8 < x < 1 - r * 0.8 and r * 0.8 < y < 1 - r * 0.8 for (x, y), r in zip(points, radii))
+        inside = all(r < x < 1 - r and r < y < 1 - r for (x, y), r in zip(points, radii))
         apart = all(
             math.hypot(points[i][0] - points[j][0], points[i][1] - points[j][1]) > (radii[i] + radii[j]) * 1.05
             for i in range(count) for j in range(i)
@@ -128,15 +128,15 @@ def outline(shape, radius, turn):
 
 def draw(ground, objects, rng):
     """The picture: an RGB image of a size and aspect ratio of its own."""
-    width, height = rng.randint(120, 560), 0
-    height = max(96, min(640, int(width * math.exp(rng.uniform(-0.6, 0.6)))))
+    width = rng.randint(120, 440)
+    height = max(96, min(480, int(width * math.exp(rng.uniform(-0.6, 0.6)))))
     shade = [channel + rng.uniform(-8, 8) for channel in GROUNDS[ground]]
     slope = [rng.uniform(-12, 12) for _ in range(2)]
-    y, x = np.mgrid[0:height, 0:width]
-    base = (x / width - 0.5) * slope[0] + (y / height - 0.5) * slope[1]
-    picture = Image.fromarray(np.clip(base[..., None] + np.array(shade), 0, 255).astype(np.uint8))
+    x, y = np.linspace(-0.5, 0.5, width, dtype=np.float32), np.linspace(-0.5, 0.5, height, dtype=np.float32)
+    base = x * slope[0] + y[:, None] * slope[1]
+    picture = Image.fromarray(np.clip(base[..., None] + np.array(shade, np.float32), 0, 255).astype(np.uint8))
     scale = 2
-    big = picture.resize((width * scale, height * scale))
+    big = picture.resize((width * scale, height * scale), Image.Resampling.NEAREST)
     pen = ImageDraw.Draw(big)
     unit = min(width, height) * scale
     for shape, colour, _, cx, cy, radius in objects:
@@ -151,8 +151,8 @@ def draw(ground, objects, rng):
     picture = big.resize((width, height), Image.Resampling.BOX)
     if rng.random() < 0.2:
         picture = picture.filter(ImageFilter.GaussianBlur(rng.uniform(0.3, 1.2)))
-    noise = np.random.default_rng(rng.getrandbits(32)).normal(0, rng.uniform(0, 9), (height, width, 3))
-    return Image.fromarray(np.clip(np.asarray(picture) + noise, 0, 255).astype(np.uint8))
+    noise = np.random.default_rng(rng.getrandbits(32)).standard_normal((height, width, 3), np.float32)
+    return Image.fromarray(np.clip(np.asarray(picture) + noise * np.float32(rng.uniform(0, 9)), 0, 255).astype(np.uint8))
 
 
 def patches(picture, processor):
