@@ -10,7 +10,7 @@ import grammar
 import images
 import numpy as np
 import speech
-from chat import MODEL, audio_place, encode, image_place, tokenizer, train_tokenizer
+from chat import MODEL, SPECIAL_TOKENS, audio_place, encode, image_place, prompt_text, tokenizer, train_tokenizer
 from project import SEED, WORK
 from transformers import Gemma4AudioFeatureExtractor
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
@@ -42,7 +42,10 @@ def prose():
 def make_tokenizer():
     """Trains and writes the tokenizer; the same texts always give the same file."""
     rng = random.Random(SEED)
-    texts = [example.messages[-1]["content"] + " " + example.answer for example in (grammar.conversation(rng) for _ in range(20_000)) if isinstance(example.messages[-1]["content"], str)]
+    special = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
+    examples = [grammar.conversation(rng) for _ in range(20_000)]
+    # Rendered, so that the words of tools' declarations are tokens too.
+    texts = [special.sub("\n", prompt_text(example) + example.answer) for example in examples]
     texts += [grammar.spoken(rng) for _ in range(8_000)]
     texts += [grammar.wording(grammar.meaning(rng), i % grammar.WORDINGS, rng) for i in range(4_000)]
     for _ in range(4_000):
@@ -120,15 +123,15 @@ def array(name, shape, dtype, mode="r+"):
 
 
 def fill_pictures(job):
-    first, last = job
+    seed, first, last = job
     processor, tok = image_processor(), tokenizer()
     arrays = {name: array(name, None, None) for name in ("patches", "grids", "cells", "talks")}
     for at in range(first, last):
-        ground, objects, _, patches, rows, columns, cells = picture(SEED * 1_000_003 + at, processor)
+        ground, objects, _, patches, rows, columns, cells = picture(seed * 1_000_003 + at, processor)
         arrays["patches"][at, : len(patches)] = patches
         arrays["grids"][at] = rows, columns
         arrays["cells"][at, : len(cells)] = cells
-        rng = random.Random(at)
+        rng = random.Random(seed * 1_000_003 + at)
         for talk in range(TALKS):
             out = Rows()
             example = images.conversation(ground, objects, rng)
@@ -138,24 +141,24 @@ def fill_pictures(job):
 
 
 def fill_recordings(job):
-    first, last = job
+    seed, first, last = job
     extractor, tok = feature_extractor(), tokenizer()
     arrays = {name: array(name, None, None) for name in ("sounds", "frames", "letters", "heard")}
     for at in range(first, last):
-        text, _, features = recording(SEED * 2_000_003 + at, extractor)
+        text, _, features = recording(seed * 2_000_003 + at, extractor)
         arrays["sounds"][at, : len(features)] = features
         spelled = letters(text)[: arrays["letters"].shape[1]]
         arrays["letters"][at, : len(spelled)] = spelled
         arrays["frames"][at] = len(features)
         out = Rows()
-        example = speech.conversation(text, random.Random(at))
+        example = speech.conversation(text, random.Random(seed * 2_000_003 + at))
         if not out.add(*encode(tok, example, audio_place(speech.soft_tokens(len(features)))), alone=True):
             raise ValueError(f"a row of {ROW} tokens is too short for {text!r}")
         arrays["heard"][at] = out.rows[0]
 
 
-def make(texts, pictures, recordings):
-    """Writes all arrays, with one process a core."""
+def make(texts, pictures, recordings, seed):
+    """Writes all arrays, with one process a core. Another seed gives other data."""
     WORK.mkdir(parents=True, exist_ok=True)
     for name, shape, dtype in [
         ("patches", (pictures, MAX_PATCHES, PATCH_BYTES), np.uint8), ("grids", (pictures, 2), np.uint8),
@@ -168,10 +171,10 @@ def make(texts, pictures, recordings):
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     cores = os.cpu_count()
     with multiprocessing.get_context("spawn").Pool(cores) as pool:
-        slices = lambda count: [(at, min(count, at + 64)) for at in range(0, count, 64)]  # noqa: E731
+        slices = lambda count: [(seed, at, min(count, at + 64)) for at in range(0, count, 64)]  # noqa: E731
         sounds = pool.map_async(fill_recordings, slices(recordings), chunksize=1)
         drawn = pool.map_async(fill_pictures, slices(pictures), chunksize=1)
-        written = pool.starmap_async(text_rows, [(SEED + i, texts // 64) for i in range(64)], chunksize=1)
+        written = pool.starmap_async(text_rows, [(seed * 3_000_017 + i, texts // 64) for i in range(64)], chunksize=1)
         np.save(WORK / "texts.npy", np.concatenate(written.get()))
         sounds.get()
         drawn.get()

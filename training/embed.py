@@ -44,7 +44,8 @@ class Embedder(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.encoder = Gemma3TextModel(config())
+        # Eager: rows past the window of every word see nothing, of which the fused attention's gradient is not a number.
+        self.encoder = Gemma3TextModel._from_config(config(), attn_implementation="eager")
         width = self.encoder.config.hidden_size
         self.widen, self.narrow = nn.Linear(width, WIDE, bias=False), nn.Linear(WIDE, width, bias=False)
 
@@ -102,7 +103,7 @@ def train(steps, seconds, size, count, rate, device):
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if step % max(1, steps // 10) == 0:
+        if step % min(200, max(1, steps // 10)) == 0:
             print(f"embed step {step}/{steps} {time.time() - began:.0f} s loss {loss.item():.4f}", flush=True)
     torch.save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, WORK / "embed.pt")
 
@@ -173,5 +174,6 @@ def evaluate(count, device):
         sides.append(torch.cat([model(ids[at : at + 250].to(device)) for at in range(0, count, 250)]))
     right = (sides[0] @ sides[1].T).argmax(1) == torch.arange(count, device=device)
     figure = float(right.float().mean())
+    (WORK / "measured-embed.json").write_text(json.dumps({"count": count, "figure": figure}) + "\n")
     print(f"paraphrase top-1 of {count}: {figure:.2%}", flush=True)
     return figure

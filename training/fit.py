@@ -2,13 +2,14 @@
 
 import json
 import math
+import pathlib
 import time
 
 import affine
 import images
 import numpy as np
 import torch
-
+from chat import tokenizer
 from data import LETTERS, MAX_PATCHES, ROW
 from model import build
 from project import SEED, WORK
@@ -136,7 +137,10 @@ class Lesson(nn.Module):
             start = end
         if cells is not None:
             heads = self.cells(self.seen.float()).split(self.kinds, -1)
-            losses["cells"] = 0.2 * sum(F.cross_entropy(head, cells[:, i]) for i, head in enumerate(heads))
+            # Few cells show an object, and those are the ones to learn from.
+            weights = torch.where(cells[:, 0] > 0, 1.0, 0.1)
+            each = [F.cross_entropy(head, cells[:, i], reduction="none") for i, head in enumerate(heads)]
+            losses["cells"] = 0.2 * (sum(each) * weights).sum() / weights.sum()
         if letters is not None:
             listened, valid = self.listened
             spoken = self.spell(listened.float()).log_softmax(-1).transpose(0, 1)
@@ -169,6 +173,21 @@ def set_clips(lesson, data, sizes, autocast):
         getattr(module, name + "_max").fill_(bound)
 
 
+def moved(state, old, new):
+    """Weights learned with the tokenizer `old`, for the tokenizer `new`: each token keeps its rows of the tables.
+
+    A token that `old` lacks starts from the mean of the tokens that `old` spells it with.
+    """
+    rows, known = new.get_vocab(), old.get_vocab()
+    for name in [name for name in state if "embed_tokens" in name]:
+        table, out = state[name], state[name].clone()
+        for token, row in rows.items():
+            spelled = [known[token]] if token in known else old.encode(token.replace("▁", " "), add_special_tokens=False).ids
+            out[row] = table[spelled].mean(0)
+        state[name] = out
+    return state
+
+
 def optimizer_of(lesson, rate, fused):
     decayed = [weight for weight in lesson.parameters() if weight.ndim >= 2]
     others = [weight for weight in lesson.parameters() if weight.ndim < 2]
@@ -179,13 +198,15 @@ def optimizer_of(lesson, rate, fused):
 def train(steps, seconds, sizes, rate, device, start=None):
     """Trains and writes `pocket.pt`. With `seconds`, the number of steps is set by the speed of the first ones.
 
-    `start` is a `pocket.pt` to go on from: its clipped linears clip already.
+    `start` is a folder with `pocket.pt`, `tokenizer.json` and `trained.json` of the run to go on from; its clipped
+    linears clip already.
     """
     torch.manual_seed(SEED + bool(start))
     data = Data(device)
     model = build()
     if start:
-        model.load_state_dict(torch.load(start, weights_only=True), strict=False)
+        weights = torch.load(pathlib.Path(start) / "pocket.pt", weights_only=True)
+        model.load_state_dict(moved(weights, tokenizer(pathlib.Path(start)), tokenizer()), strict=False)
     lesson = Lesson(model).to(device).train()
     optimizer = optimizer_of(lesson, rate, device == "cuda")
     autocast = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
@@ -218,7 +239,8 @@ def train(steps, seconds, sizes, rate, device, start=None):
         if seconds and step == 160:
             # Fake quantisation makes the last part slower by about a tenth.
             steps = max(400, int((seconds - (time.time() - began)) / ((time.time() - warm) / 100 * 1.08)))
-            say(f"{(time.time() - warm) * 10:.1f} ms a step: {steps} steps")
+            memory = torch.cuda.max_memory_allocated() >> 20 if device == "cuda" else 0
+            say(f"{(time.time() - warm) * 10:.1f} ms a step: {steps} steps; {memory:,} MiB at most")
         if step % max(1, min(250, steps // 8)) == 0 or step == steps:
             every = max(1, min(250, steps // 8))
             text = "  ".join(f"{name} {float(value) / every:.4f}" for name, value in sums.items())
@@ -228,5 +250,10 @@ def train(steps, seconds, sizes, rate, device, start=None):
                 say("out of time")
                 break
     torch.save(affine.plain_state(lesson.model), WORK / "pocket.pt")
-    (WORK / "trained.json").write_text(json.dumps({"steps": step, "sizes": sizes, "rate": rate, "seconds": round(time.time() - began), "start": bool(start), "device": torch.cuda.get_device_name() if device == "cuda" else device}))
+    runs = json.loads((pathlib.Path(start) / "trained.json").read_text()) if start else []
+    runs.append({
+        "steps": step, "sizes": sizes, "rate": rate, "seconds": round(time.time() - began),
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+    })  # fmt: skip
+    (WORK / "trained.json").write_text(json.dumps(runs) + "\n")
     return lesson.model

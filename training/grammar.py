@@ -245,6 +245,8 @@ TOOLS = {
     "get_weather": function("get_weather", "Tells the weather in a city.", city=("string", "The city.")),
     "get_time": function("get_time", "Tells the time in a city.", city=("string", "The city.")),
     "set_timer": function("set_timer", "Starts a timer.", minutes=("integer", "How long, in minutes.")),
+    "call_person": function("call_person", "Calls a person.", name=("string", "Whom to call.")),
+    "buy_food": function("buy_food", "Buys food.", food=("string", "What to buy."), count=("integer", "How many.")),
     "turn_light": function("turn_light", "Turns a light on or off.", room=("string", "The room."), on=("boolean", "On or off.")),
 }  # fmt: skip
 
@@ -254,6 +256,7 @@ def tools(rng):
     name = rng.choice(list(TOOLS))
     city, minutes, room, on = rng.choice(CITIES), rng.randint(1, 60), rng.choice(PLACES), rng.random() < 0.5
     weather, degrees, hour = rng.choice(WEATHER), rng.randint(0, 35), rng.randint(1, 12)
+    person, food, count = rng.choice(NAMES), rng.choice(FOODS), rng.randint(2, 20)
     asks, arguments, response, answer = {
         "get_weather": ([f"What is the weather in {city}?", f"How is the weather in {city} today?"], {"city": city},
             {"weather": weather, "degrees": degrees}, f"It is {weather} in {city}, {degrees} degrees."),
@@ -261,10 +264,13 @@ def tools(rng):
             {"hour": hour}, f"It is {hour} o'clock in {city}."),
         "set_timer": ([f"Set a timer for {minutes} minutes.", f"Start a timer of {minutes} minutes."], {"minutes": minutes},
             {"done": True}, f"The timer is set for {minutes} minutes."),
+        "call_person": ([f"Call {person}.", f"Please call {person} for me."], {"name": person}, {"done": True}, f"I have called {person}."),
+        "buy_food": ([f"Buy {count} of the {food}s.", f"Please buy me {count} {food}s."], {"food": food, "count": count},
+            {"done": True}, f"I have bought {count} {food}s."),
         "turn_light": ([f"Turn {'on' if on else 'off'} the light in the {room}.", f"Please turn the {room} light {'on' if on else 'off'}."],
             {"room": room, "on": on}, {"done": True}, f"The light in the {room} is {'on' if on else 'off'}."),
     }[name]  # fmt: skip
-    others = rng.sample([tool for tool in TOOLS if tool != name], rng.randint(0, 2))
+    others = rng.sample([tool for tool in TOOLS if tool != name], rng.randint(0, 1))
     declared = [TOOLS[tool] for tool in rng.sample([name, *others], 1 + len(others))]
     ask = rng.choice(asks)
     if rng.random() < 0.5:
@@ -280,7 +286,7 @@ def literal(value):
     return f'<|"|>{value}<|"|>' if isinstance(value, str) else str(value)
 
 
-KINDS = [(facts, 3), (arithmetic, 5), (counting, 3), (reading, 6), (remembering, 3), (one_word, 1), (chat, 1), (story, 1.5), (tools, 2), (thinking, 2)]  # fmt: skip
+KINDS = [(facts, 3), (arithmetic, 5), (counting, 3), (reading, 6), (remembering, 3), (one_word, 1), (chat, 1), (story, 1.5), (tools, 6), (thinking, 2)]  # fmt: skip
 
 
 def conversation(rng):

@@ -15,7 +15,7 @@ PAINTS = {
 GROUNDS = {
     "white": (245, 245, 245), "black": (20, 20, 22), "gray": (128, 128, 130), "brown": (125, 80, 45), "pink": (250, 175, 195),
 }  # fmt: skip
-SIZES = {"small": (0.09, 0.13), "big": (0.2, 0.26)}
+SIZES = {"small": (0.11, 0.14), "big": (0.2, 0.26)}
 ROWS, COLUMNS = ["top", "middle", "bottom"], ["left", "middle", "right"]
 MAX_SOFT_TOKENS = 70
 PATCH, POOL = 16, 3
@@ -128,8 +128,8 @@ def outline(shape, radius, turn):
 
 def draw(ground, objects, rng):
     """The picture: an RGB image of a size and aspect ratio of its own."""
-    width = rng.randint(120, 440)
-    height = max(96, min(480, int(width * math.exp(rng.uniform(-0.6, 0.6)))))
+    width = rng.randint(160, 440)
+    height = max(128, min(480, int(width * math.exp(rng.uniform(-0.6, 0.6)))))
     shade = [channel + rng.uniform(-8, 8) for channel in GROUNDS[ground]]
     slope = [rng.uniform(-12, 12) for _ in range(2)]
     x, y = np.linspace(-0.5, 0.5, width, dtype=np.float32), np.linspace(-0.5, 0.5, height, dtype=np.float32)

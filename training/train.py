@@ -4,7 +4,9 @@
 import argparse
 import time
 
-STAGES = ["tokenizer", "data", "train", "export", "evaluate", "embed", "golden"]
+from project import SEED
+
+STAGES = ["tokenizer", "data", "train", "export", "evaluate", "embed", "card", "golden"]
 
 
 def arguments():
@@ -13,10 +15,11 @@ def arguments():
     parser.add_argument("--texts", type=int, default=160_000, help="conversations and passages of text")
     parser.add_argument("--pictures", type=int, default=40_000)
     parser.add_argument("--recordings", type=int, default=32_000)
+    parser.add_argument("--seed", type=int, default=SEED, help="of the data")
     parser.add_argument("--rows", type=int, nargs=3, default=[64, 64, 80], help="of text, pictures and speech in a batch")
     parser.add_argument("--steps", type=int, default=9_000)
     parser.add_argument("--seconds", type=float, default=0, help="train this long instead of --steps")
-    parser.add_argument("--start", help="a pocket.pt to go on from")
+    parser.add_argument("--start", help="a folder with pocket.pt, tokenizer.json and trained.json to go on from")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--held-out", type=int, default=500)
     parser.add_argument("--embed-steps", type=int, default=2_500)
@@ -38,7 +41,7 @@ def run(stage, options):
     elif stage == "data":
         import data
 
-        data.make(options.texts, options.pictures, options.recordings)
+        data.make(options.texts, options.pictures, options.recordings, options.seed)
     elif stage == "train":
         import fit
 
@@ -57,6 +60,10 @@ def run(stage, options):
         embed.train(options.embed_steps, options.embed_seconds, options.embed_rows, options.embed_pairs, 2e-3, device)
         embed.export_embedder()
         embed.evaluate(options.sentences, device)
+    elif stage == "card":
+        import card
+
+        card.write()
     else:
         import golden
 
