@@ -15,7 +15,7 @@ from project import SEED, WORK
 from transformers import Gemma4AudioFeatureExtractor
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
-ROW = 192  # tokens of a row
+ROW = 240  # tokens of a row
 MAX_PATCHES = images.MAX_SOFT_TOKENS * images.POOL**2
 PATCH_BYTES = 3 * images.PATCH**2
 LETTERS = " abcdefghijklmnopqrstuvwxyz'"

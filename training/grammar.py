@@ -245,7 +245,7 @@ TOOLS = {
     "get_weather": function("get_weather", "Tells the weather in a city.", city=("string", "The city.")),
     "get_time": function("get_time", "Tells the time in a city.", city=("string", "The city.")),
     "set_timer": function("set_timer", "Starts a timer.", minutes=("integer", "How long, in minutes.")),
-    "call_person": function("call_person", "Calls a person.", name=("string", "Whom to call.")),
+    "call_person": function("call_person", "Calls a person.", person=("string", "Whom to call.")),
     "buy_food": function("buy_food", "Buys food.", food=("string", "What to buy."), count=("integer", "How many.")),
     "turn_light": function("turn_light", "Turns a light on or off.", room=("string", "The room."), on=("boolean", "On or off.")),
 }  # fmt: skip
@@ -264,7 +264,7 @@ def tools(rng):
             {"hour": hour}, f"It is {hour} o'clock in {city}."),
         "set_timer": ([f"Set a timer for {minutes} minutes.", f"Start a timer of {minutes} minutes."], {"minutes": minutes},
             {"done": True}, f"The timer is set for {minutes} minutes."),
-        "call_person": ([f"Call {person}.", f"Please call {person} for me."], {"name": person}, {"done": True}, f"I have called {person}."),
+        "call_person": ([f"Call {person}.", f"Please call {person} for me."], {"person": person}, {"done": True}, f"I have called {person}."),
         "buy_food": ([f"Buy {count} of the {food}s.", f"Please buy me {count} {food}s."], {"food": food, "count": count},
             {"done": True}, f"I have bought {count} {food}s."),
         "turn_light": ([f"Turn {'on' if on else 'off'} the light in the {room}.", f"Please turn the {room} light {'on' if on else 'off'}."],
