@@ -57,7 +57,7 @@ def run(stage, options):
     elif stage == "embed":
         import embed
 
-        embed.train(options.embed_steps, options.embed_seconds, options.embed_rows, options.embed_pairs, 2e-3, device)
+        embed.train(options.embed_steps, options.embed_seconds, options.embed_rows, options.embed_pairs, 1e-3, device)
         embed.export_embedder()
         embed.evaluate(options.sentences, device)
     elif stage == "card":
