@@ -1,6 +1,7 @@
 // Measures prefill and decode in this browser: prints a table and JSON, and posts the JSON to /result for
 // whoever drives the page. Parameters of the page: model, dtype, context, cache (0: without), prompt and new (tokens),
-// runs (0: the load alone). Prompts may be several, as in prompt=128,2048,8192: decode slows down as the context grows.
+// runs (0: the load alone), kept (1: begin when all is in the browser's cache). Prompts may be several, as in
+// prompt=128,2048,8192: decode slows down as the context grows.
 
 import { Model } from "./pkg/index.js";
 
@@ -31,6 +32,7 @@ async function bench() {
   });
   const loadMs = performance.now() - started;
   showLoad(loadMs, model.memory);
+  if (parameters.get("kept") === "1") await untilKept(source);
   const results = [];
   for (const promptTokens of runCount > 0 ? prompts : []) {
     const promptOf = await prompter(model, promptTokens);
@@ -74,6 +76,12 @@ async function prompter(model, count) {
   await trial.text();
   const length = Math.max(1, Math.round((count * trialWords) / trial.stats.promptTokens));
   return (run) => words(length, run);
+}
+
+/** Waits until the tables that a model reads while it generates are in the browser's cache. */
+async function untilKept(source) {
+  status.textContent = "Downloading tables…";
+  while (!(await Model.isCached(source))) await new Promise((resolve) => setTimeout(resolve, 500));
 }
 
 async function measure(model, prompt, maxTokens) {
