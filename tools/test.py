@@ -35,8 +35,8 @@ LOADER = "loader"
 LOADER_TARGETS = ("--test=fetch_blocks", "--test=fetch_faults", "--test=loader_faults")
 FETCH_BROWSER = "fetch_browser"
 
-# What runs on the second software driver too: every kernel and every family. The rest is the same on both.
-GPU_TARGETS = ("kernels", "models")
+# What runs on the second software driver too: every kernel. The families run on it in Chromium.
+GPU_TARGETS = ("kernels",)
 
 # tests/browser.rs and tests/ROOM_browser.rs; cargo takes the pattern.
 BROWSER_TARGETS = ("--test=*browser",)
