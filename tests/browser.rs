@@ -65,7 +65,8 @@ async fn golden() {
 #[wasm_bindgen_test]
 async fn greedy() {
     let gpu = gpu().await;
-    for fixture in models::FIXTURES.iter().step_by(2) {
+    // One of each family, and one of stored codes; natively all of them run.
+    for fixture in models::FIXTURES.iter().step_by(6) {
         models::greedy(&gpu, fixture).await;
     }
 }
