@@ -187,6 +187,8 @@ function showLoading() {
 function showProgress(event) {
   const text = byId("progress-text");
   if (event.phase === "open") text.textContent = `Reading ${event.file}…`;
+  if (event.phase === "retry") text.textContent = `Trying again in ${Math.ceil(event.delayMs / 1000)} s: ${event.message}`;
+  if (event.phase === "restart") text.textContent = "A file has changed on its server: beginning anew…";
   if (event.phase === "uncached") cacheProblem = `It is not kept in the browser's cache: ${event.message}`;
   if (event.phase === "unused") console.debug("Tensors that are not used:", event.tensors);
   if (event.phase === "compile") {
