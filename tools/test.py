@@ -43,11 +43,11 @@ BROWSER_TARGETS = ("--test=*browser",)
 
 # The browser tests have the server's address compiled in; always the same one saves compiling them anew.
 TEST_PORT = 8377
-STEP_SECONDS = 1800
+STEP_SECONDS = 2700
 END_TO_END = ROOT / "tests" / "e2e"
 NPM = ("npm", "run", "--silent")
 TOOLCHAIN = "web toolchain"  # the one step that every run of the web lane needs
-BROWSER_TEST_SECONDS = 1500
+BROWSER_TEST_SECONDS = 2400
 
 # How the runners sum up: libtest and wasm-bindgen-test, once per test binary, and node --test.
 CARGO_SUMMARY = re.compile(r"^test result: .*?(?P<passed>\d+) passed; (?P<failed>\d+) failed", re.MULTILINE)
