@@ -3,6 +3,7 @@
 #![cfg(target_arch = "wasm32")]
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
+#[macro_use]
 #[path = "shared/kernels.rs"]
 mod kernels;
 #[allow(dead_code, reason = "natively there are more cases")]
@@ -30,25 +31,7 @@ macro_rules! kernels {
     };
 }
 
-kernels!(
-    gemv,
-    choice,
-    halves,
-    matmul,
-    gather,
-    rms_norm,
-    gated_act,
-    per_layer_inputs,
-    route,
-    expert_gemv,
-    expert_sum,
-    rope_append,
-    attention,
-    decode_attention,
-    combine,
-    argmax,
-    sampling
-);
+every_kernel!(kernels);
 
 async fn gpu() -> Rc<Gpu> {
     Gpu::open(GpuOptions::default()).await.expect("a GPU device")

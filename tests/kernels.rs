@@ -2,6 +2,7 @@
 #![cfg(not(target_arch = "wasm32"))]
 #![allow(clippy::expect_used, reason = "a test fails by panicking")]
 
+#[macro_use]
 #[path = "shared/kernels.rs"]
 mod cases;
 
@@ -26,25 +27,7 @@ macro_rules! kernels {
     };
 }
 
-kernels!(
-    gemv,
-    choice,
-    halves,
-    matmul,
-    gather,
-    rms_norm,
-    gated_act,
-    per_layer_inputs,
-    route,
-    expert_gemv,
-    expert_sum,
-    rope_append,
-    attention,
-    decode_attention,
-    combine,
-    argmax,
-    sampling
-);
+every_kernel!(kernels);
 
 /// Draws follow the softmax of what is kept. The twins show it: `sampling` says that kernels draw as they do.
 #[test]

@@ -3,7 +3,7 @@
 #![cfg(not(target_arch = "wasm32"))]
 #![allow(clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-#[allow(dead_code, reason = "tests/kernels.rs runs the cases; here are only their formats")]
+#[allow(dead_code, unused_macros, reason = "tests/kernels.rs runs the cases; here are only their formats")]
 #[path = "shared/kernels.rs"]
 mod cases;
 

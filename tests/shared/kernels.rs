@@ -7,6 +7,31 @@ use jird::checkpoint::{Dtype, EncodedRows, RowEncoder, StoredRows, WeightFormat,
 use jird::gpu::{Gpu, GpuOptions, Usage};
 use jird::kernels::*;
 
+/// Passes the names of all cases below to the macro `$each`, which makes a test of each.
+macro_rules! every_kernel {
+    ($each:ident) => {
+        $each!(
+            gemv,
+            choice,
+            halves,
+            matmul,
+            gather,
+            rms_norm,
+            gated_act,
+            per_layer_inputs,
+            route,
+            expert_gemv,
+            expert_sum,
+            rope_append,
+            attention,
+            decode_attention,
+            combine,
+            argmax,
+            sampling
+        );
+    };
+}
+
 /// Deterministic numbers in −1 … 1.
 pub struct Noise(u64);
 

@@ -54,13 +54,10 @@ impl Normalizer {
 
     fn apply<'a>(&self, text: Cow<'a, str>, limit: usize) -> Result<Cow<'a, str>> {
         Ok(match self {
-            Normalizer::Nfc | Normalizer::Nfd | Normalizer::Nfkc | Normalizer::Nfkd if text.is_ascii() => {
-                text
-            }
-            Normalizer::Nfc => Cow::Owned(form::nfc(&text)),
-            Normalizer::Nfd => Cow::Owned(form::nfd(&text)),
-            Normalizer::Nfkc => Cow::Owned(form::nfkc(&text)),
-            Normalizer::Nfkd => Cow::Owned(form::nfkd(&text)),
+            Normalizer::Nfc => normal_form(text, Form::Nfc),
+            Normalizer::Nfd => normal_form(text, Form::Nfd),
+            Normalizer::Nfkc => normal_form(text, Form::Nfkc),
+            Normalizer::Nfkd => normal_form(text, Form::Nfkd),
             // Character by character: the reference knows no final sigma.
             Normalizer::Lowercase => Cow::Owned(text.chars().flat_map(char::to_lowercase).collect()),
             Normalizer::Strip { strip_left, strip_right } => {
@@ -87,46 +84,41 @@ impl Normalizer {
 }
 
 /// Unicode's normal forms.
-#[cfg(not(target_arch = "wasm32"))]
-mod form {
-    use unicode_normalization::UnicodeNormalization;
-
-    pub fn nfc(text: &str) -> String {
-        text.nfc().collect()
-    }
-
-    pub fn nfd(text: &str) -> String {
-        text.nfd().collect()
-    }
-
-    pub fn nfkc(text: &str) -> String {
-        text.nfkc().collect()
-    }
-
-    pub fn nfkd(text: &str) -> String {
-        text.nfkd().collect()
-    }
+#[derive(Clone, Copy)]
+enum Form {
+    Nfc,
+    Nfd,
+    Nfkc,
+    Nfkd,
 }
 
-/// Unicode's normal forms. The browser has the tables: they would be a tenth of the package.
-#[cfg(target_arch = "wasm32")]
-mod form {
-    use js_sys::JsString;
+fn normal_form(text: Cow<'_, str>, form: Form) -> Cow<'_, str> {
+    if text.is_ascii() { text } else { Cow::Owned(form.of(&text)) }
+}
 
-    pub fn nfc(text: &str) -> String {
-        JsString::from(text).normalize("NFC").into()
+impl Form {
+    #[cfg(not(target_arch = "wasm32"))]
+    fn of(self, text: &str) -> String {
+        use unicode_normalization::UnicodeNormalization;
+
+        match self {
+            Form::Nfc => text.nfc().collect(),
+            Form::Nfd => text.nfd().collect(),
+            Form::Nfkc => text.nfkc().collect(),
+            Form::Nfkd => text.nfkd().collect(),
+        }
     }
 
-    pub fn nfd(text: &str) -> String {
-        JsString::from(text).normalize("NFD").into()
-    }
-
-    pub fn nfkc(text: &str) -> String {
-        JsString::from(text).normalize("NFKC").into()
-    }
-
-    pub fn nfkd(text: &str) -> String {
-        JsString::from(text).normalize("NFKD").into()
+    /// By the browser, which has the tables: they would make the package larger.
+    #[cfg(target_arch = "wasm32")]
+    fn of(self, text: &str) -> String {
+        let name = match self {
+            Form::Nfc => "NFC",
+            Form::Nfd => "NFD",
+            Form::Nfkc => "NFKC",
+            Form::Nfkd => "NFKD",
+        };
+        js_sys::JsString::from(text).normalize(name).into()
     }
 }
 
