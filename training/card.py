@@ -29,7 +29,7 @@ answers nonsense, fluently.
 ## How it was made
 
 By `training/` of this repository: conversations and sentences from a grammar, drawn pictures, synthetic speech of
-{voices} voices, and the King James bible as prose. {runs}
+{voices} voices, and the King James bible as prose. {training}
 
 The weights are stored in MLX's affine layout, groups of 64: the matrices of the text layers at 4 bits, other matrices
 at 8, the rest as 16-bit floats. `layer_scalar`s were set, not learned.
@@ -63,13 +63,14 @@ def parameters(folder):
     return sum(tensor.numel() for file in folder.rglob("model.safetensors") for tensor in load_tensors(file).values()) / 1e6
 
 
-def runs():
-    """How the training went, from what `fit.train` wrote of it and of the run that it went on from."""
-    out = []
-    for run in json.loads((WORK / "trained.json").read_text()):
-        text, pictures, sounds = run["sizes"]
-        out.append(f"{run['steps']:,} steps of {text} rows of text, {pictures} of pictures and {sounds} of speech took {run['seconds']} s on one {run['device']}")
-    return "Training: " + "; then, with other data, ".join(out) + "."
+def training():
+    """How the training went, from what `fit.train` wrote of it."""
+    run = json.loads((WORK / "trained.json").read_text())
+    text, pictures, sounds = run["sizes"]
+    return (
+        f"Training: {run['steps']:,} steps of {text} rows of text, {pictures} of pictures and {sounds} of speech took "
+        f"{run['seconds']} s on one {run['device']}."
+    )
 
 
 def write():
@@ -77,7 +78,7 @@ def write():
     rows = "\n".join(f"| {name} | {figure:.1%} |" for name, figure in measured.items())
     card = POCKET.format(
         millions=parameters(MODEL), shapes=", ".join(f"{shape}s" for shape in images.SHAPES).replace("crosss", "crosses"),
-        voices=len(speech.BASES) * len(speech.VARIANTS), runs=runs(), rows=rows,
+        voices=len(speech.BASES) * len(speech.VARIANTS), training=training(), rows=rows,
     )  # fmt: skip
     (MODEL / "README.md").write_text(FRONT.format(tags="pipeline_tag: any-to-any") + card)
     found = json.loads((WORK / "measured-embed.json").read_text())

@@ -62,6 +62,11 @@ def token_ids(tok, texts):
     return torch.tensor([row + [0] * (LENGTH - len(row)) for row in rows])
 
 
+def trimmed(ids):
+    """Rows without the places behind the longest of them."""
+    return ids[:, : int((ids != 0).sum(1).max())]
+
+
 def near(meaning, rng):
     """Another meaning that differs in one part."""
     other = grammar.meaning(rng)
@@ -96,13 +101,13 @@ def train(steps, seconds, size, count, rate, device):
             group["lr"] = rate * min(1, (step + 1) / 100) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
         rows = pairs[torch.randint(count, (size,), device=device)].long()
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            vectors = model(rows.flatten(0, 1)).float().view(size, 3, -1)
+            vectors = model(trimmed(rows.flatten(0, 1))).float().view(size, 3, -1)
         logits = vectors[:, 0] @ vectors[:, 1:].transpose(0, 1).flatten(0, 1).T * 20
         loss = F.cross_entropy(logits, torch.arange(size, device=device) * 2)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        if torch.isfinite(nn.utils.clip_grad_norm_(model.parameters(), 1.0)):
+            optimizer.step()
         if step % min(200, max(1, steps // 10)) == 0:
             print(f"embed step {step}/{steps} {time.time() - began:.0f} s loss {loss.item():.4f}", flush=True)
     torch.save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, WORK / "embed.pt")

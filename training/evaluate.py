@@ -111,7 +111,7 @@ def held_out_pictures(count):
     captions, questions = [], []
     with ThreadPoolExecutor() as threads:
         pictures = list(threads.map(lambda at: picture(HELD_OUT + at, processor), range(count)))
-    for at, (ground, objects, _, patches, rows, columns, _) in enumerate(pictures):
+    for at, (ground, objects, _, patches, rows, columns) in enumerate(pictures):
         rng = random.Random(at)
         captions.append(ask_picture(patches, rows, columns, images.ask([(rng.choice(images.CAPTION_ASKS), images.caption(ground, objects))])))
         questions.append(ask_picture(patches, rows, columns, images.ask(images.questions(ground, objects, rng)[:1])))

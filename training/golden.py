@@ -72,7 +72,7 @@ def write_prompts(model):
 def write_pictures(model):
     processor, out = image_processor(), []
     for at in range(PICTURES):
-        ground, objects, drawn, patches, rows, columns, _ = picture(GOLDEN + at, processor)
+        ground, objects, drawn, patches, rows, columns = picture(GOLDEN + at, processor)
         drawn.save(FIXTURES / f"picture-{at}.png", optimize=True)
         caption = images.caption(ground, objects)
         asks = [(images.CAPTION_ASKS[0], caption), images.questions(ground, objects, random.Random(at))[0]]
