@@ -83,17 +83,45 @@ class Rows:
         return np.stack(self.rows)
 
 
-def text_rows(seed, count):
-    """Rows of packed conversations, stories and prose."""
-    rng, tok, rows, verses = random.Random(seed), tokenizer(), Rows(), prose()
+TEXT_PARTS = 64
+
+
+def part_seed(seed, part):
+    """The seed of one of the `TEXT_PARTS` parts of the text."""
+    return seed * 3_000_017 + part
+
+
+def text_examples(seed, count):
+    """Conversations and stories, and passages of prose with the number of tokens that they are cut to."""
+    rng, verses = random.Random(seed), prose()
     for _ in range(count):
         if rng.random() < 0.12:
             at = rng.randrange(len(verses) - 6)
-            ids = tok.encode(" ".join(verses[at : at + 6])).ids[: rng.randint(40, 160)]
+            yield " ".join(verses[at : at + 6]), rng.randint(40, 160)
+        else:
+            yield grammar.conversation(rng), None
+
+
+def text_rows(seed, count):
+    """Rows of packed conversations, stories and prose."""
+    tok, rows = tokenizer(), Rows()
+    for example, most in text_examples(seed, count):
+        if most:
+            ids = tok.encode(example).ids[:most]
             rows.add(ids, [False] + [True] * (len(ids) - 1))
         else:
-            rows.add(*encode(tok, grammar.conversation(rng)))
+            rows.add(*encode(tok, example))
     return rows.array()
+
+
+def trained_conversations(count, seed):
+    """What `make` trains on of `count` texts, as `(messages, answer)` in JSON."""
+    parts = (text_examples(part_seed(seed, part), count // TEXT_PARTS) for part in range(TEXT_PARTS))
+    return {as_json(example) for part in parts for example, most in part if not most}
+
+
+def as_json(example):
+    return json.dumps([example.messages, example.answer])
 
 
 def picture(seed, processor):
@@ -183,7 +211,7 @@ def make(texts, pictures, recordings, seed):
     jobs = [(at / count, kind, at, min(count, at + SLICE)) for kind, count in counts.items() for at in range(0, count, SLICE)]
     jobs = [(kind, seed, first, last) for _, kind, first, last in sorted(jobs)]
     with multiprocessing.get_context("spawn").Pool(max(1, os.cpu_count() - 1)) as pool:
-        written = pool.starmap(text_rows, [(seed * 3_000_017 + i, texts // 64) for i in range(64)], chunksize=1)
+        written = pool.starmap(text_rows, [(part_seed(seed, part), texts // TEXT_PARTS) for part in range(TEXT_PARTS)], chunksize=1)
         np.save(WORK / "texts.npy", np.concatenate(written))
         with (WORK / "made.txt").open("w", buffering=1) as made:
             for kind, _, first, last in pool.imap_unordered(fill, jobs):

@@ -55,9 +55,10 @@ def run(stage, options):
 
         export.export()
     elif stage == "evaluate":
+        import data
         import evaluate
 
-        evaluate.evaluate(options.held_out, device)
+        evaluate.evaluate(options.held_out, device, data.trained_conversations(options.texts, options.seed))
     elif stage == "embed":
         import embed
 
