@@ -45,9 +45,10 @@ mod native {
         let report = pollster::block_on(async {
             let gpu = Gpu::open(GpuOptions::default()).await?;
             println!("{}, subgroups of {:?}", gpu.capabilities().adapter, gpu.capabilities().subgroup_min);
+            let quick = std::env::var_os("QUICK").is_some();
             let mut report =
-                json!({ "adapter": gpu.capabilities().adapter, "kernels": kernels(&gpu).await? });
-            report["decodeAttention"] = decode_attention(&gpu).await?.into();
+                if quick { json!({}) } else { json!({ "adapter": gpu.capabilities().adapter, "kernels": kernels(&gpu).await? }) };
+            if !quick { report["decodeAttention"] = decode_attention(&gpu).await?.into(); }
             if let Some(folder) = arguments.first() {
                 let dtypes = match &arguments[1..] {
                     [] => vec!["auto".to_owned()],
@@ -291,6 +292,10 @@ mod native {
     /// Microseconds of each kernel in a decode step at the last position, of all its dispatches together.
     async fn profile(gpu: &Rc<Gpu>, plan: &Plan) -> Result<Value> {
         let mut totals: BTreeMap<&str, f64> = BTreeMap::new();
+        for (kernel, seconds) in gpu.profile(plan.dispatches()).await?.into_iter().take(75) {
+            println!("    {kernel} {:.1}", seconds * 1e6);
+        }
+        if let Some(seconds) = gpu.time(plan.dispatches()).await? { println!("  step in one pass {:.0} us", seconds * 1e6); }
         for (kernel, seconds) in gpu.profile(plan.dispatches()).await? {
             *totals.entry(kernel).or_default() += seconds * 1e6;
         }
