@@ -2,7 +2,7 @@
 //!
 //!     cargo bench --bench engine -- [MODEL_FOLDER [DTYPE…]]
 //!
-//! Without a folder only the kernels are measured. Kernel times are of many dispatches in one submission, each
+//! Without a folder the kernels are measured. Kernel times are of many dispatches in one submission, each
 //! of which waits for the one before. Where the device has timestamps, they say where a decode step's time goes.
 
 #[cfg(target_arch = "wasm32")]
@@ -45,20 +45,20 @@ mod native {
         let report = pollster::block_on(async {
             let gpu = Gpu::open(GpuOptions::default()).await?;
             println!("{}, subgroups of {:?}", gpu.capabilities().adapter, gpu.capabilities().subgroup_min);
-            let quick = std::env::var_os("QUICK").is_some();
-            let mut report =
-                if quick { json!({}) } else { json!({ "adapter": gpu.capabilities().adapter, "kernels": kernels(&gpu).await? }) };
-            if !quick { report["decodeAttention"] = decode_attention(&gpu).await?.into(); }
-            if let Some(folder) = arguments.first() {
-                let dtypes = match &arguments[1..] {
-                    [] => vec!["auto".to_owned()],
-                    dtypes => dtypes.to_vec(),
-                };
-                let mut models = Vec::new();
-                for dtype in dtypes {
-                    models.push(model(&gpu, folder, &dtype).await?);
+            let mut report = json!({ "adapter": gpu.capabilities().adapter });
+            match arguments.split_first() {
+                None => {
+                    report["kernels"] = kernels(&gpu).await?.into();
+                    report["decodeAttention"] = decode_attention(&gpu).await?.into();
                 }
-                report["models"] = models.into();
+                Some((folder, [])) => report["models"] = json!([model(&gpu, folder, "auto").await?]),
+                Some((folder, dtypes)) => {
+                    let mut models = Vec::new();
+                    for dtype in dtypes {
+                        models.push(model(&gpu, folder, dtype).await?);
+                    }
+                    report["models"] = models.into();
+                }
             }
             Ok::<_, jird::error::Error>(report)
         })?;
@@ -285,6 +285,7 @@ mod native {
             }
         }
         result["decodeMicroseconds"] = profile(gpu, &plan).await?;
+        result["decodeStepMicroseconds"] = gpu.time(plan.dispatches()).await?.map(|time| time * 1e6).into();
         println!("{result:#}");
         Ok(result)
     }
@@ -292,10 +293,6 @@ mod native {
     /// Microseconds of each kernel in a decode step at the last position, of all its dispatches together.
     async fn profile(gpu: &Rc<Gpu>, plan: &Plan) -> Result<Value> {
         let mut totals: BTreeMap<&str, f64> = BTreeMap::new();
-        for (kernel, seconds) in gpu.profile(plan.dispatches()).await?.into_iter().take(75) {
-            println!("    {kernel} {:.1}", seconds * 1e6);
-        }
-        if let Some(seconds) = gpu.time(plan.dispatches()).await? { println!("  step in one pass {:.0} us", seconds * 1e6); }
         for (kernel, seconds) in gpu.profile(plan.dispatches()).await? {
             *totals.entry(kernel).or_default() += seconds * 1e6;
         }
