@@ -241,7 +241,7 @@ mod native {
             gpu.read(probe, 0..4).await?;
             let start = Instant::now();
             let dispatches = chain.iter().map(|(dispatch, _)| dispatch);
-            gpu.submit(std::iter::repeat_n(dispatches, DISPATCHES).flatten(), &[]);
+            gpu.submit(gpu.encode(std::iter::repeat_n(dispatches, DISPATCHES).flatten(), &[]));
             gpu.read(probe, 0..4).await?;
             best = best.min(start.elapsed().as_secs_f64() / DISPATCHES as f64);
         }

@@ -44,7 +44,7 @@ async fn logits(gpu: &Rc<Gpu>, weights: Vec<u8>, dtype: WeightDtype) -> Result<V
     let plan = builder.compile()?;
     state.write_tokens(gpu, &IDS, rows);
     state.write_step(gpu, &Step { rows, ..Step::default() }, rows);
-    gpu.submit(plan.dispatches(), &[]);
+    gpu.submit(gpu.encode(plan.dispatches(), &[]));
     let bytes = u64::from(logits.columns) * 4;
     Ok(bytemuck::pod_collect_to_vec(&gpu.read(plan.buffer(logits), 0..bytes).await?))
 }

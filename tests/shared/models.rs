@@ -147,7 +147,7 @@ impl Tiny {
         }
         self.state.write_tokens(&self.gpu, ids, rows);
         self.state.write_step(&self.gpu, &step, rows);
-        self.gpu.submit(plan.dispatches(), &[]);
+        self.gpu.submit(self.gpu.encode(plan.dispatches(), &[]));
     }
 
     async fn read(&self, readable: &Readable, value: Value) -> Vec<f32> {
