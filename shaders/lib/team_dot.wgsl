@@ -31,12 +31,12 @@ fn load_rows(rows: vec4<u32>, chunk: u32) -> RowWords {
   return words;
 }
 
-// Prepares part `part` of the tile that begins with chunk `first`, and gives the sum of its squares
-// before the norm.
+// Prepares part `part`, of PART4 vec4s, of the tile that begins with chunk `first`, in the order that dot_words
+// wants. What comes back is the sum of its squares before the norm.
 #ifdef BITS_4
-const PART4: u32 = 2u; // vec4s of a part
+const PART4: u32 = 2u;
 fn place(part: u32, first: u32) -> f32 {
-  let k4 = (first * CHUNK4 + part * 2u);
+  let k4 = first * CHUNK4 + part * 2u;
   let unnormed_0 = unnormed4(k4);
   let unnormed_1 = unnormed4(k4 + 1u);
   let x_0 = weighted4(unnormed_0, k4);

@@ -3,8 +3,8 @@
 //   weight4(row, k4)            elements 4·k4 … 4·k4+3 of a row
 //   alias Words                 what a row's chunk is stored as
 //   load_words(row, c)          the words of the row's chunk c
-//   dot_words(words, x, x_sum)  their dot product with x, whose elements sum to x_sum. Where PAIRED the vec4s
-//                               of x come in pairs, of eight elements first those at even places
+//   dot_words(words, x, x_sum)  their dot product with x, whose elements sum to x_sum. With BITS_4 the vec4s of
+//                               x come in pairs: of eight elements first those at even places
 #ifdef WEIGHT_F32
 #import "lib/weight_f32.wgsl"
 #endif

@@ -2,7 +2,6 @@
 // a group's scale and bias are two f16 in one word, the scale in the low half.
 const CODES_PER_WORD: u32 = 32u / BITS;
 const CHUNK4: u32 = CODES_PER_WORD;
-const PAIRED: bool = BITS == 4u;
 struct Words { codes: vec4<u32>, affine: u32 }
 @group(0) @binding(_) var<storage, read> weights: array<vec4<u32>>;
 @group(0) @binding(_) var<storage, read> scales: array<u32>;

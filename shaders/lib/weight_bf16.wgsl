@@ -1,6 +1,5 @@
 // W as bf16, two to a word: the upper half of an f32.
 const CHUNK4: u32 = 2u;
-const PAIRED: bool = false;
 alias Words = vec4<u32>;
 @group(0) @binding(_) var<storage, read> weights: array<vec4<u32>>;
 

@@ -1,6 +1,5 @@
 // W as f16, two to a word; unpacked by a core builtin, so shader-f16 is not needed.
 const CHUNK4: u32 = 2u;
-const PAIRED: bool = false;
 alias Words = vec4<u32>;
 @group(0) @binding(_) var<storage, read> weights: array<vec4<u32>>;
 

@@ -1,6 +1,5 @@
 // W as f32, row-major.
 const CHUNK4: u32 = 1u;
-const PAIRED: bool = false;
 alias Words = vec4<f32>;
 @group(0) @binding(_) var<storage, read> weights: array<vec4<f32>>;
 
