@@ -40,15 +40,17 @@ pub struct Session {
 }
 
 impl Model {
-    /// Opens a further session.
+    /// Opens a further session, whose memory is taken here.
     ///
     /// Fails with [`Code::OutOfMemory`] when the device cannot hold its cache.
-    pub fn session(self: &Rc<Self>, options: SessionOptions) -> Result<Session> {
+    pub async fn session(self: &Rc<Self>, options: SessionOptions) -> Result<Session> {
         let largest = self.text.dimensions().max_position_embeddings;
         let context = check_context("open a session", options.context, self.context(), largest)?;
-        let beside = self.conversation.borrow();
-        let conversation = Conversation::new(&self.gpu, self.text.as_ref(), context, Some(&beside))?;
-        drop(beside);
+        let conversation = {
+            let beside = self.conversation.borrow();
+            Conversation::new(&self.gpu, self.text.as_ref(), context, Some(&beside))?
+        };
+        self.gpu.allocate().await?;
         Ok(Session { model: self.clone(), conversation: Rc::new(RefCell::new(conversation)) })
     }
 }
