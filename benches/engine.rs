@@ -2,7 +2,7 @@
 //!
 //!     cargo bench --bench engine -- [MODEL_FOLDER [DTYPE…]]
 //!
-//! Without a folder only the kernels are measured. Kernel times are of many dispatches in one submission, each
+//! Without a folder the kernels are measured. Kernel times are of many dispatches in one submission, each
 //! of which waits for the one before. Where the device has timestamps, they say where a decode step's time goes.
 
 #[cfg(target_arch = "wasm32")]
@@ -45,19 +45,20 @@ mod native {
         let report = pollster::block_on(async {
             let gpu = Gpu::open(GpuOptions::default()).await?;
             println!("{}, subgroups of {:?}", gpu.capabilities().adapter, gpu.capabilities().subgroup_min);
-            let mut report =
-                json!({ "adapter": gpu.capabilities().adapter, "kernels": kernels(&gpu).await? });
-            report["decodeAttention"] = decode_attention(&gpu).await?.into();
-            if let Some(folder) = arguments.first() {
-                let dtypes = match &arguments[1..] {
-                    [] => vec!["auto".to_owned()],
-                    dtypes => dtypes.to_vec(),
-                };
-                let mut models = Vec::new();
-                for dtype in dtypes {
-                    models.push(model(&gpu, folder, &dtype).await?);
+            let mut report = json!({ "adapter": gpu.capabilities().adapter });
+            match arguments.split_first() {
+                None => {
+                    report["kernels"] = kernels(&gpu).await?.into();
+                    report["decodeAttention"] = decode_attention(&gpu).await?.into();
                 }
-                report["models"] = models.into();
+                Some((folder, [])) => report["models"] = json!([model(&gpu, folder, "auto").await?]),
+                Some((folder, dtypes)) => {
+                    let mut models = Vec::new();
+                    for dtype in dtypes {
+                        models.push(model(&gpu, folder, dtype).await?);
+                    }
+                    report["models"] = models.into();
+                }
             }
             Ok::<_, jird::error::Error>(report)
         })?;
@@ -240,7 +241,7 @@ mod native {
             gpu.read(probe, 0..4).await?;
             let start = Instant::now();
             let dispatches = chain.iter().map(|(dispatch, _)| dispatch);
-            gpu.submit(std::iter::repeat_n(dispatches, DISPATCHES).flatten(), &[]);
+            gpu.submit(gpu.encode(std::iter::repeat_n(dispatches, DISPATCHES).flatten(), &[]));
             gpu.read(probe, 0..4).await?;
             best = best.min(start.elapsed().as_secs_f64() / DISPATCHES as f64);
         }
@@ -284,6 +285,7 @@ mod native {
             }
         }
         result["decodeMicroseconds"] = profile(gpu, &plan).await?;
+        result["decodeStepMicroseconds"] = gpu.time(plan.dispatches()).await?.map(|time| time * 1e6).into();
         println!("{result:#}");
         Ok(result)
     }

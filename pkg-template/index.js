@@ -23,6 +23,8 @@ export class Model {
   #queue = new Queue();
   #conversation;
   #sessions = new Set();
+  /** Promises of sessions that are being opened. */
+  #openings = new Set();
   #closed;
 
   constructor(engine) {
@@ -62,11 +64,15 @@ export class Model {
     const asked = "open a session";
     this.#conversation.checkOpen(asked);
     const settings = checkSessionOptions(asked, options);
-    const session = new Session(coreCall(() => this.#engine.session(settings)), this.#queue, () => {
-      this.#sessions.delete(session);
-    });
-    this.#sessions.add(session);
-    return session;
+    const opening = coreCall(() => this.#engine.session(settings));
+    this.#openings.add(opening);
+    try {
+      const session = new Session(await opening, this.#queue, () => this.#sessions.delete(session));
+      this.#sessions.add(session);
+      return session;
+    } finally {
+      this.#openings.delete(opening);
+    }
   }
 
   get info() {
@@ -85,8 +91,10 @@ export class Model {
   }
 
   async #close() {
-    const ended = [...this.#sessions].map((session) => session.dispose());
-    await Promise.all([...ended, this.#conversation.close()]);
+    const disposeOfSessions = () => [...this.#sessions].map((session) => session.dispose());
+    const ended = [this.#conversation.close(), ...disposeOfSessions()];
+    await Promise.allSettled(this.#openings);
+    await Promise.all([...ended, ...disposeOfSessions()]);
     this.#engine.free();
   }
 }
@@ -331,11 +339,7 @@ class Generation {
 /** What `action`, which needs the wasm core and no GPU, resolves to; it rejects with a JirdError. */
 async function withCore(action) {
   await startWasm();
-  try {
-    return await action();
-  } catch (error) {
-    throw toJirdError(error);
-  }
+  return coreCall(action);
 }
 
 /** What `action` resolves to; it rejects with the signal's reason when that has aborted, else with a JirdError. */
@@ -347,10 +351,10 @@ async function settled(action, signal) {
   }
 }
 
-/** What `action` returns; it throws a JirdError. */
-function coreCall(action) {
+/** What `action` resolves to; it rejects with a JirdError. */
+async function coreCall(action) {
   try {
-    return action();
+    return await action();
   } catch (error) {
     throw toJirdError(error);
   }

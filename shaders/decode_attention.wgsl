@@ -33,9 +33,6 @@ const COLUMNS_PER_LANE: u32 = (D4 + LANES - 1u) / LANES;
 // Invocations beyond a head's columns sum other keys of the tile.
 const PARTS: u32 = WORKGROUP / D4;
 const KEYS_PER_PART: u32 = (TILE + PARTS - 1u) / PARTS;
-const VISIBLE: u32 = select(SLOTS, min(SLOTS, WINDOW), WINDOW > 0u);
-const TILES: u32 = (VISIBLE + TILE - 1u) / TILE;
-const TILES_PER_SPAN: u32 = (TILES + SPLITS - 1u) / SPLITS;
 // Where the queries of the second to fourth head lie in the tile; heads beyond GROUP repeat the last.
 const Q_1: u32 = min(1u, GROUP - 1u) * D4;
 const Q_2: u32 = min(2u, GROUP - 1u) * D4;
@@ -44,6 +41,56 @@ const LOWEST: f32 = -1e30;
 var<workgroup> q_tile: array<vec4<f32>, GROUP * D4>;
 var<workgroup> weights: array<vec4<f32>, TILE>;
 var<workgroup> part_sums: array<vec4<f32>, WORKGROUP>;
+
+// Four things that are loaded together, so that the loads do not wait for each other.
+struct Four { a: Cached4, b: Cached4, c: Cached4, d: Cached4 }
+
+// Of four heads: sums of weights, and of one column of the weighted values.
+struct Sums { weight: vec4<f32>, a: vec4<f32>, b: vec4<f32>, c: vec4<f32>, d: vec4<f32> }
+
+// The keys of a tile.
+struct Tile { begin: u32, count: u32, kv_head: u32 }
+
+// Where key `key` of a tile lies in the caches; beyond its end the last one.
+fn slot(tile: Tile, key: u32) -> u32 {
+  return cached_at(tile.begin + min(key, tile.count - 1u), tile.kv_head);
+}
+
+// Scores of four keys at column `column`, added to `scores`.
+fn add_scores(keys: vec4<u32>, column: u32, scores: ptr<function, array<vec4<f32>, 4>>) {
+  let k = Four(k_cache[keys.x + column], k_cache[keys.y + column], k_cache[keys.z + column], k_cache[keys.w + column]);
+  (*scores)[0] += products(column, unpack_cached(k.a));
+  (*scores)[1] += products(column, unpack_cached(k.b));
+  (*scores)[2] += products(column, unpack_cached(k.c));
+  (*scores)[3] += products(column, unpack_cached(k.d));
+}
+
+// Values at `column` of the part's keys i … i + 3, of which there are KEYS_PER_PART: every PARTS-th of the tile's.
+fn load_values(tile: Tile, part: u32, i: u32, column: u32) -> Four {
+  return Four(
+    v_cache[slot(tile, i * PARTS + part) + column],
+    v_cache[slot(tile, (i + 1u) * PARTS + part) + column],
+    v_cache[slot(tile, (i + 2u) * PARTS + part) + column],
+    v_cache[slot(tile, (i + 3u) * PARTS + part) + column],
+  );
+}
+
+fn add_value(tile: Tile, key: u32, value: Cached4, sums: ptr<function, Sums>) {
+  let weight = select(vec4<f32>(0.0), weights[min(key, TILE - 1u)], key < tile.count);
+  let v = unpack_cached(value);
+  (*sums).weight += weight;
+  (*sums).a += weight.x * v;
+  if (GROUP > 1u) { (*sums).b += weight.y * v; }
+  if (GROUP > 2u) { (*sums).c += weight.z * v; }
+  if (GROUP > 3u) { (*sums).d += weight.w * v; }
+}
+
+fn add_values(tile: Tile, part: u32, i: u32, values: Four, sums: ptr<function, Sums>) {
+  add_value(tile, i * PARTS + part, values.a, sums);
+  add_value(tile, (i + 1u) * PARTS + part, values.b, sums);
+  add_value(tile, (i + 2u) * PARTS + part, values.c, sums);
+  add_value(tile, (i + 3u) * PARTS + part, values.d, sums);
+}
 
 // Mean squares of four heads of the projection.
 fn mean_squares(sources: vec4<u32>, thread: u32) -> vec4<f32> {
@@ -73,6 +120,7 @@ fn products(column: u32, k: vec4<f32>) -> vec4<f32> {
 
 // The sum of the parts' values at an invocation's column, for the invocations that have one.
 fn sum_of_parts(value: vec4<f32>, thread: u32) -> vec4<f32> {
+  if (PARTS == 1u) { return value; }
   part_sums[thread] = value;
   workgroupBarrier();
   var sum = vec4<f32>(0.0);
@@ -117,9 +165,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   workgroupBarrier();
 
   var highest = vec4<f32>(LOWEST);
-  var weight_sum = vec4<f32>(0.0);
-  // Sums of this invocation's column of the values, one for each head.
-  var sums = array<vec4<f32>, 4>();
+  var sums = Sums();
 #ifdef APPEND
   if (split + 1u == used) {
     let k_source = (HEADS + kv_head) * HEAD_DIM;
@@ -135,8 +181,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         v_cache[slot] = v;
       }
       score = products(thread, unpack_cached(k));
-      weight_sum = vec4<f32>(1.0);
-      for (var n = 0u; n < 4u; n++) { sums[n] = unpack_cached(v); }
+      let own = unpack_cached(v);
+      sums = Sums(vec4<f32>(1.0), own, own, own, own);
     }
     highest = team_sum(score, thread, WORKGROUP);
   }
@@ -146,25 +192,22 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   let team = thread / LANES;
   let column = thread % D4;
   let part = thread / D4;
-  for (var tile = 0u; tile < TILES_PER_SPAN; tile++) {
-    let tile_begin = begin + tile * TILE;
-    if (tile_begin >= end) { break; }
-    let count = min(TILE, end - tile_begin);
+  for (var tile_begin = begin; tile_begin < end; tile_begin += TILE) {
+    let tile = Tile(tile_begin, min(TILE, end - tile_begin), kv_head);
+    // The first values are on their way while the scores are computed.
+    let values_0 = load_values(tile, part, 0u, column);
+    var values_4: Four;
+    if (KEYS_PER_PART > 4u) { values_4 = load_values(tile, part, 4u, column); }
 
     // Keys past the end are computed as the last one, and their scores dropped.
     let n = team * 4u;
-    let k_0 = cached_at(tile_begin + min(n, count - 1u), kv_head);
-    let k_1 = cached_at(tile_begin + min(n + 1u, count - 1u), kv_head);
-    let k_2 = cached_at(tile_begin + min(n + 2u, count - 1u), kv_head);
-    let k_3 = cached_at(tile_begin + min(n + 3u, count - 1u), kv_head);
+    let keys = vec4<u32>(slot(tile, n), slot(tile, n + 1u), slot(tile, n + 2u), slot(tile, n + 3u));
     var scores = array<vec4<f32>, 4>();
-    for (var i = 0u; i < COLUMNS_PER_LANE; i++) {
+    for (var i = 0u; i < COLUMNS_PER_LANE; i += 2u) {
       let k_column = i * LANES + lane;
-      if (k_column < D4) {
-        scores[0] += products(k_column, unpack_cached(k_cache[k_0 + k_column]));
-        scores[1] += products(k_column, unpack_cached(k_cache[k_1 + k_column]));
-        scores[2] += products(k_column, unpack_cached(k_cache[k_2 + k_column]));
-        scores[3] += products(k_column, unpack_cached(k_cache[k_3 + k_column]));
+      if (D4 % LANES == 0u || k_column < D4) { add_scores(keys, k_column, &scores); }
+      if (i + 1u < COLUMNS_PER_LANE && (D4 % LANES == 0u || k_column + LANES < D4)) {
+        add_scores(keys, k_column + LANES, &scores);
       }
     }
     for (var key = 0u; key < 4u; key++) {
@@ -174,37 +217,31 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     workgroupBarrier();
 
     var score = vec4<f32>(LOWEST);
-    if (thread < count) { score = weights[thread]; }
+    if (thread < tile.count) { score = weights[thread]; }
     let tile_highest = max(highest, team_max(score, thread, WORKGROUP));
     let keep = exp(max(highest - tile_highest, vec4<f32>(-80.0)));
     highest = tile_highest;
-    if (thread < count) { weights[thread] = exp(max(score - highest, vec4<f32>(-80.0))); }
+    if (thread < tile.count) { weights[thread] = exp(max(score - highest, vec4<f32>(-80.0))); }
     workgroupBarrier();
 
-    weight_sum *= keep;
-    sums[0] *= keep.x;
-    sums[1] *= keep.y;
-    sums[2] *= keep.z;
-    sums[3] *= keep.w;
+    sums = Sums(sums.weight * keep, sums.a * keep.x, sums.b * keep.y, sums.c * keep.z, sums.d * keep.w);
     if (part < PARTS) {
-      for (var i = 0u; i < KEYS_PER_PART; i++) {
-        let key = i * PARTS + part;
-        if (key >= count) { break; }
-        let weight = weights[key];
-        let v = unpack_cached(v_cache[cached_at(tile_begin + key, kv_head) + column]);
-        weight_sum += weight;
-        sums[0] += weight.x * v;
-        sums[1] += weight.y * v;
-        sums[2] += weight.z * v;
-        sums[3] += weight.w * v;
+      add_values(tile, part, 0u, values_0, &sums);
+      if (KEYS_PER_PART > 4u) { add_values(tile, part, 4u, values_4, &sums); }
+      for (var i = 8u; i < KEYS_PER_PART; i += 8u) {
+        let near = load_values(tile, part, i, column);
+        let far = load_values(tile, part, i + 4u, column);
+        add_values(tile, part, i, near, &sums);
+        add_values(tile, part, i + 4u, far, &sums);
       }
     }
     workgroupBarrier();
   }
 
-  let totals = sum_of_parts(weight_sum, thread);
+  let totals = sum_of_parts(sums.weight, thread);
   let first_target = split * HEADS + first_head;
-  for (var n = 0u; n < GROUP; n++) {
-    write_head(first_target + n, sum_of_parts(sums[n], thread), highest[n], totals[n], thread);
-  }
+  write_head(first_target, sum_of_parts(sums.a, thread), highest.x, totals.x, thread);
+  if (GROUP > 1u) { write_head(first_target + 1u, sum_of_parts(sums.b, thread), highest.y, totals.y, thread); }
+  if (GROUP > 2u) { write_head(first_target + 2u, sum_of_parts(sums.c, thread), highest.z, totals.z, thread); }
+  if (GROUP > 3u) { write_head(first_target + 3u, sum_of_parts(sums.d, thread), highest.w, totals.w, thread); }
 }

@@ -5,16 +5,14 @@
 // halves of a per-layer input (GATED_BY_LAYER); beside up[n] (BESIDE); cap · tanh(· / cap) (SOFTCAP).
 // With CHOICE pairs[FIRST_PAIR + w] is the highest of workgroup w's results and its index, row 0 being FIRST_ROW
 // of all; the lowest index among equals.
-// Dispatch: N / (WORKGROUP / LANES · 2) workgroups, folded over x and y. A team of LANES invocations
-// computes two rows (with GATED two pairs) and shares the loads of the input. Caller: nn::Linear.
+// Dispatch: N / (TEAMS · TEAM_ROWS) workgroups, folded over x and y; lib/team_dot has the teams. Caller: nn::Linear.
 #import "lib/weight.wgsl"
 #ifdef COMBINE
 #import "lib/combine.wgsl"
 #else
 #import "lib/norm.wgsl"
 #endif
-#import "lib/chunk.wgsl"
-#import "lib/reduce.wgsl"
+#import "lib/team_dot.wgsl"
 #import "lib/activation.wgsl"
 #ifdef LAST_ROW
 #import "lib/step.wgsl"
@@ -38,15 +36,13 @@
 #ifdef KEEP_RESIDUAL
 @group(0) @binding(_) var<storage, read_write> updated: array<vec4<f32>>;
 #endif
+// Results of a team: of two rows of W, with GATED of two pairs of rows.
+const TEAM_ROWS: u32 = 2u;
 #ifdef CHOICE
 @group(0) @binding(_) var<storage, read_write> pairs: array<vec2<u32>>;
-var<workgroup> best_values: array<f32, TEAMS * 2u>;
-var<workgroup> best_indices: array<u32, TEAMS * 2u>;
+var<workgroup> best_values: array<f32, TEAMS * TEAM_ROWS>;
+var<workgroup> best_indices: array<u32, TEAMS * TEAM_ROWS>;
 #endif
-
-const TEAMS: u32 = WORKGROUP / LANES;
-const CHUNKS: u32 = K4 / CHUNK4;
-const CHUNKS_PER_LANE: u32 = (CHUNKS + LANES - 1u) / LANES;
 
 @compute @workgroup_size(WORKGROUP)
 fn main(
@@ -54,20 +50,7 @@ fn main(
   @builtin(num_workgroups) groups: vec3<u32>,
   @builtin(local_invocation_index) thread: u32,
 ) {
-#ifdef LAST_ROW
-  prepare_input(step.rows - 1u, thread);
-#else
-  prepare_input(0u, thread);
-#endif
   let group_index = group.x + group.y * groups.x;
-#ifdef KEEP_RESIDUAL
-  if (group_index == 0u) {
-    for (var i = 0u; i < K4_PER_THREAD; i++) {
-      let k4 = i * WORKGROUP + thread;
-      if (k4 < K4) { updated[k4] = residual4(k4); }
-    }
-  }
-#endif
 #ifdef GATED_BY_LAYER
   var squares = 0.0;
   for (var i = 0u; i < (N + WORKGROUP - 1u) / WORKGROUP; i++) {
@@ -78,32 +61,27 @@ fn main(
   let context_scale = CONTEXT_SCALE * inverseSqrt(mean_square + CONTEXT_EPS);
 #endif
   let lane = thread % LANES;
-  // A team's two rows; the last team's second may lie past the end, and is then computed in vain.
-  let row = (group_index * TEAMS + thread / LANES) * 2u;
-  let row_0 = min(row, N - 1u);
-  let row_1 = min(row + 1u, N - 1u);
-
-  var sums = vec4<f32>(0.0);
-  var inputs: array<vec4<f32>, 8>;
-  for (var i = 0u; i < CHUNKS_PER_LANE; i++) {
-    let chunk = i * LANES + lane;
-    if (chunk < CHUNKS) {
-      let input_sum = load_chunk(chunk, &inputs);
-      sums.x += dot_chunk(row_0, chunk, &inputs, input_sum);
-      sums.y += dot_chunk(row_1, chunk, &inputs, input_sum);
-      if (GATED) {
-        sums.z += dot_chunk(N + row_0, chunk, &inputs, input_sum);
-        sums.w += dot_chunk(N + row_1, chunk, &inputs, input_sum);
-      }
+  // The last team's second row may lie past the end, and is then computed in vain.
+  let row = (group_index * TEAMS + thread / LANES) * TEAM_ROWS;
+  let rows = min(vec2<u32>(row, row + 1u), vec2<u32>(N - 1u)).xyxy + vec4<u32>(0u, 0u, N, N);
+#ifdef LAST_ROW
+  let sums = team_dots(rows, step.rows - 1u, thread);
+#else
+  let sums = team_dots(rows, 0u, thread);
+#endif
+#ifdef KEEP_RESIDUAL
+  if (group_index == 0u) {
+    for (var i = 0u; i < K4_PER_THREAD; i++) {
+      let k4 = i * WORKGROUP + thread;
+      if (k4 < K4) { updated[k4] = unnormed4(k4); }
     }
   }
-  sums = team_sum(sums, thread, LANES);
-
+#endif
 #ifdef CHOICE
   var best = -3.4e38;
   var best_index = 0xffffffffu;
 #endif
-  if (lane < 2u && row + lane < N) {
+  if (lane < TEAM_ROWS && row + lane < N) {
     var value = select(sums.x, sums.y, lane == 1u);
     if (GATED) { value = activate(value) * select(sums.z, sums.w, lane == 1u); }
     if (SOFTCAP > 0.0) { value = SOFTCAP * tanh(clamp(value / SOFTCAP, -10.0, 10.0)); }
@@ -128,9 +106,9 @@ fn main(
 #endif
   }
 #ifdef CHOICE
-  let slot = thread / LANES * 2u + lane;
-  if (lane < 2u) { best_values[slot] = best; best_indices[slot] = best_index; }
-  for (var stride = TEAMS; stride > 0u; stride >>= 1u) {
+  let slot = thread / LANES * TEAM_ROWS + lane;
+  if (lane < TEAM_ROWS) { best_values[slot] = best; best_indices[slot] = best_index; }
+  for (var stride = TEAMS * TEAM_ROWS / 2u; stride > 0u; stride >>= 1u) {
     workgroupBarrier();
     if (thread < stride) {
       let other = best_values[thread + stride];

@@ -17,12 +17,22 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 #else
   prepare_input(group.x, thread);
 #endif
+  var scale = 1.0;
+#ifdef NORM
+  var squares = 0.0;
+  for (var i = 0u; i < K4_PER_THREAD; i++) {
+    let k4 = i * WORKGROUP + thread;
+    if (k4 < K4) { let value = unnormed4(k4); squares += dot(value, value); }
+  }
+  scale = rms_scale(squares, thread);
+#endif
   for (var i = 0u; i < K4_PER_THREAD; i++) {
     let k4 = i * WORKGROUP + thread;
     if (k4 < K4) {
-      y[group.x * K4 + k4] = input4(k4);
+      let residual = unnormed4(k4);
+      y[group.x * K4 + k4] = weighted4(residual, k4) * scale;
 #ifdef KEEP_RESIDUAL
-      updated[row4 + k4] = residual4(k4);
+      updated[row4 + k4] = residual;
 #endif
     }
   }

@@ -330,7 +330,7 @@ fn sessions_keep_their_conversations_side_by_side() {
         let prompts = [text("the quick fox"), text("a slow and heavy bear")];
         let references = [fresh(&gpu, &prompts[0], some(16)).await, fresh(&gpu, &prompts[1], some(16)).await];
 
-        let session = model.session(SessionOptions::default()).expect("a session");
+        let session = model.session(SessionOptions::default()).await.expect("a session");
         assert_eq!(gpu.ledger().live(jird::gpu::Usage::KvCache), 2 * one_cache);
         // Token by token in turn, the model's own session and the other.
         let mut generations = [
@@ -359,10 +359,10 @@ fn sessions_keep_their_conversations_side_by_side() {
         assert!(gpu.ledger().total() < before + one_cache);
         assert_eq!(gpu.ledger().live(jird::gpu::Usage::KvCache), one_cache);
 
-        let small = model.session(SessionOptions { context: Some(32) }).expect("a session");
+        let small = model.session(SessionOptions { context: Some(32) }).await.expect("a session");
         assert_eq!(small.context(), 32);
         let too_large = SessionOptions { context: Some(513) };
-        assert_eq!(code_of(model.session(too_large)), Code::InvalidArgument);
+        assert_eq!(code_of(model.session(too_large).await), Code::InvalidArgument);
         let long = text(&"a b ".repeat(40));
         assert_eq!(code_of(small.generate(&long, some(1))), Code::ContextFull);
     });

@@ -112,26 +112,30 @@ fn rows_come_from_memory_as_long_as_they_were_used_last() {
     pollster::block_on(async {
         let server = Server::default();
         let table = table(&server, &repo(&server), 3).await;
-        let rows = table.rows(&[5, 300, 5]).await.expect("rows");
+        let rows = table.rows(&[5, 300, 5], 96).await.expect("rows");
         assert_eq!(rows.len(), 3 * table.columns());
         assert_eq!(rows[..96], rows[192..]);
         assert_ne!(rows[..96], rows[96..192]);
         assert_eq!(counts(table.stats()), (0, 2, 2 * ROW_BYTES));
 
         // 5 is used again, so that 300 is the one to go.
-        assert_eq!(table.rows(&[5]).await.expect("a row"), rows[..96]);
-        table.rows(&[6, 7]).await.expect("rows");
+        assert_eq!(table.rows(&[5], 96).await.expect("a row"), rows[..96]);
+        table.rows(&[6, 7], 96).await.expect("rows");
         assert_eq!(table.cached_bytes() as u64, 3 * ROW_BYTES);
         assert_eq!(counts(table.stats()), (1, 4, 4 * ROW_BYTES));
-        assert_eq!(table.rows(&[5, 300]).await.expect("rows"), rows[..192]);
+        assert_eq!(table.rows(&[5, 300], 96).await.expect("rows"), rows[..192]);
         assert_eq!(counts(table.stats()), (2, 5, 5 * ROW_BYTES));
+
+        // A part of their columns.
+        let parts = table.rows(&[5, 300], 24).await.expect("rows");
+        assert_eq!(parts, [&rows[..24], &rows[96..120]].concat());
 
         // More rows at once than the cache holds are right all the same.
         let all: Vec<u32> = (0..10).collect();
-        let ten = table.rows(&all).await.expect("rows");
+        let ten = table.rows(&all, 96).await.expect("rows");
         assert_eq!(ten[5 * 96..6 * 96], rows[..96]);
         assert!(table.cached_bytes() as u64 <= 3 * ROW_BYTES);
-        let error = table.rows(&[320]).await.expect_err("no such row");
+        let error = table.rows(&[320], 96).await.expect_err("no such row");
         assert_eq!(error.code(), Code::InvalidArgument);
     });
 }
@@ -145,7 +149,7 @@ fn a_prompt_is_fetched_by_few_requests() {
         // Near rows share a request.
         assert!(server.take_reads() <= 2);
         assert_eq!(counts(table.stats()), (0, 5, 5 * ROW_BYTES));
-        table.rows(&[200, 12]).await.expect("rows");
+        table.rows(&[200, 12], 96).await.expect("rows");
         assert_eq!(server.take_reads(), 0);
         assert_eq!(counts(table.stats()), (2, 5, 5 * ROW_BYTES));
     });
@@ -157,14 +161,14 @@ fn a_table_that_was_kept_is_not_fetched_again() {
         let server = Server::default();
         let repo = repo(&server).with_store(Rc::new(MemoryStore::new()));
         let table = table(&server, &repo, 3).await;
-        let before = table.rows(&[0, 319]).await.expect("rows");
+        let before = table.rows(&[0, 319], 96).await.expect("rows");
         assert!(server.take_reads() > 0);
         table.keep().await.expect("the whole table");
         assert!(server.take_reads() > 0);
         for id in 1..300 {
-            table.rows(&[id]).await.expect("a row");
+            table.rows(&[id], 96).await.expect("a row");
         }
-        assert_eq!(table.rows(&[0, 319]).await.expect("rows"), before);
+        assert_eq!(table.rows(&[0, 319], 96).await.expect("rows"), before);
         assert_eq!(server.take_reads(), 0);
     });
 }

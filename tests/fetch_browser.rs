@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use jird::fetch::{
     BLOCK_SIZE, BlockKey, BlockStore, CacheStore, DefaultHost, FetchEvent, Host, HttpOpener, Integrity, Repo,
     StoreKey, cached_models, delete_cached, is_cached,
 };
-use js_sys::{Function, Promise};
+use js_sys::{Array, Function, Promise};
 use wasm_bindgen::{JsCast, JsValue};
 use wasm_bindgen_futures::JsFuture;
 use wasm_bindgen_test::{wasm_bindgen_test, wasm_bindgen_test_configure};
@@ -485,6 +485,91 @@ async fn the_cache_keeps_entries() {
     reopened.delete(&key("\"v&1\"", 0)).await.unwrap();
     assert_eq!(reopened.slices(&key("\"v&1\"", 0), &[]).await.unwrap(), None);
     assert_eq!(store.list().await.unwrap().len(), 2);
+}
+
+/// The names of the private files in the folder of the cache `name`.
+async fn private_files(name: &str) -> Vec<String> {
+    let code = "return (async () => {
+        const root = await navigator.storage.getDirectory();
+        const folder = await root.getDirectoryHandle(name, { create: true });
+        const names = [];
+        for await (const file of folder.keys()) names.push(file);
+        return names;
+    })()";
+    let names = javascript("name", code).call1(&JsValue::NULL, &name.into()).unwrap();
+    let names: Array = JsFuture::from(names.unchecked_into::<Promise>()).await.unwrap().unchecked_into();
+    names.iter().filter_map(|name| name.as_string()).collect()
+}
+
+/// Removes a private file behind its store's back.
+async fn remove_private_file(folder: &str, name: &str) {
+    let code = "return navigator.storage.getDirectory()
+        .then((root) => root.getDirectoryHandle(folder)).then((folder) => folder.removeEntry(name))";
+    let removed = javascript("folder, name", code).call2(&JsValue::NULL, &folder.into(), &name.into());
+    JsFuture::from(removed.unwrap().unchecked_into::<Promise>()).await.unwrap();
+}
+
+#[wasm_bindgen_test]
+async fn blocks_to_be_cut_lie_in_private_files() {
+    let name = format!("test-{}", js_sys::Math::random());
+    let (store, other) = (CacheStore::open(&name).await.unwrap(), CacheStore::open(&name).await.unwrap());
+    let key = |block| -> StoreKey {
+        BlockKey { url: "https://example.org/m".to_owned(), validator: "v".to_owned(), block }.into()
+    };
+    let ranges = [10..20, 4990..5000, 7..7];
+    let cuts = Some(ranges.iter().cloned().map(content).collect());
+    for block in 0..3 {
+        store.put_for_slices(&key(block), &content(0..5000)).await.unwrap();
+    }
+    assert_eq!(private_files(&name).await.len(), 3);
+    // Where only one may have a file open, the other reads more slowly.
+    for store in [&store, &other, &store] {
+        assert_eq!(store.slices(&key(0), &ranges).await.unwrap(), cuts);
+        assert_eq!(store.get(&key(1)).await.unwrap(), Some(content(0..5000)));
+    }
+    assert_eq!(store.list().await.unwrap().len(), 3);
+    assert_eq!(store.slices(&key(3), &ranges).await.unwrap(), None);
+    assert_eq!(store.slices(&key(0), std::slice::from_ref(&(4990..5001))).await.unwrap(), None);
+
+    drop((store, other));
+    let store = CacheStore::open(&name).await.unwrap();
+    store.delete(&key(2)).await.unwrap();
+    assert!(!store.has(&key(2)).await.unwrap());
+    assert_eq!(private_files(&name).await.len(), 2);
+
+    // What an interruption leaves behind goes a day later.
+    let now = js_sys::Date::now();
+    let wanted = BTreeSet::from([key(1)]);
+    store.sweep(&wanted).await;
+    assert_eq!(private_files(&name).await.len(), 2);
+    let tomorrow = javascript("", &format!("return {}", now + 25.0 * 3600.0 * 1000.0));
+    let patched = Patched::new("Date", "now", &tomorrow);
+    store.sweep(&wanted).await;
+    drop(patched);
+    let [file] = private_files(&name).await.try_into().unwrap();
+    assert_eq!(store.get(&key(1)).await.unwrap(), Some(content(0..5000)));
+
+    // An entry whose file is gone is none.
+    drop(store);
+    let store = CacheStore::open(&name).await.unwrap();
+    remove_private_file(&name, &file).await;
+    assert!(store.has(&key(1)).await.unwrap());
+    assert_eq!(store.slices(&key(1), &ranges).await.unwrap(), None);
+    assert!(!store.has(&key(1)).await.unwrap());
+}
+
+#[wasm_bindgen_test]
+async fn without_private_files_blocks_are_cut_in_the_cache() {
+    let missing = javascript("", "return Promise.reject(new DOMException('not here', 'SecurityError'))");
+    let patched = Patched::new("Object.getPrototypeOf(navigator.storage)", "getDirectory", &missing);
+    let name = format!("test-{}", js_sys::Math::random());
+    let store = CacheStore::open(&name).await.unwrap();
+    let key = StoreKey::Manifest("m".to_owned());
+    store.put_for_slices(&key, &content(0..5000)).await.unwrap();
+    let cuts = store.slices(&key, &[10..20, 4990..5000]).await.unwrap();
+    assert_eq!(cuts, Some(vec![content(10..20), content(4990..5000)]));
+    drop(patched);
+    assert!(private_files(&name).await.is_empty());
 }
 
 #[wasm_bindgen_test]

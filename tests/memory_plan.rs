@@ -13,7 +13,9 @@ use std::rc::Rc;
 
 use futures_util::future::LocalBoxFuture;
 use jird::checkpoint::Dtype;
-use jird::engine::{GenerateOptions, LoadEvent, LoadObserver, LoadOptions, MemoryPlan, Model, Prompt};
+use jird::engine::{
+    GenerateOptions, LoadEvent, LoadObserver, LoadOptions, MemoryPlan, Model, Prompt, SessionOptions,
+};
 use jird::error::Code;
 use jird::fetch::{BLOCK_SIZE, ByteSource, Fault, MemoryOpener, MemorySource, Metadata, Opener, Repo};
 use jird::gpu::{Gpu, GpuOptions, Usage};
@@ -256,21 +258,34 @@ fn limits_of_the_device_are_known_to_the_plan() {
 /// Set in a process that may have little memory.
 const LIMITED: &str = "JIRD_TEST_LIMITED";
 const LIMIT_KIB: u64 = 6 << 20;
+/// Positions whose keys take 64 MiB a layer.
+const LONG_CONTEXT: u32 = 1 << 20;
+
+/// Whether this process has little memory; if not, runs `test` alone in one that has. The software device takes its
+/// memory from the process.
+#[cfg(target_os = "linux")]
+fn has_little_memory(test: &str) -> bool {
+    if std::env::var_os(LIMITED).is_some() {
+        return true;
+    }
+    let program = std::env::current_exe().expect("the test's program");
+    let status = std::process::Command::new("sh")
+        .args(["-c", &format!("ulimit -v {LIMIT_KIB} && exec \"$0\" --exact \"$1\"")])
+        .arg(program)
+        .arg(test)
+        .env(LIMITED, "1")
+        .status();
+    assert!(status.expect("a run of this test in little memory").success());
+    false
+}
 
 /// More is planned than the process may have: reserving it costs nothing, and the device's refusal is an error
-/// before anything is downloaded. The software device takes its memory from the process.
+/// before anything is downloaded.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_device_without_memory_says_so_before_the_download() {
-    if std::env::var_os(LIMITED).is_none() {
-        let program = std::env::current_exe().expect("the test's program");
-        let status = std::process::Command::new("sh")
-            .args(["-c", &format!("ulimit -v {LIMIT_KIB} && exec \"$0\" --exact \"$1\"")])
-            .arg(program)
-            .arg("a_device_without_memory_says_so_before_the_download")
-            .env(LIMITED, "1")
-            .status();
-        return assert!(status.expect("a run of this test in little memory").success());
+    if !has_little_memory("a_device_without_memory_says_so_before_the_download") {
+        return;
     }
     pollster::block_on(async {
         let gpu = gpu().await;
@@ -285,5 +300,35 @@ fn a_device_without_memory_says_so_before_the_download() {
         assert_eq!(error.code(), Code::OutOfMemory, "{error}");
         assert!(error.to_string().contains("smaller context"), "{error}");
         assert_eq!(read.borrow().get("tokenizer.json"), None, "{error}");
+    });
+}
+
+/// The last session that does not fit is refused, and harms nobody.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_session_for_which_the_device_has_no_memory_is_refused() {
+    if !has_little_memory("a_session_for_which_the_device_has_no_memory_is_refused") {
+        return;
+    }
+    pollster::block_on(async {
+        let gpu = gpu().await;
+        let options = LoadOptions { context: Some(64), ..LoadOptions::default() };
+        let files = files_for_positions(LONG_CONTEXT);
+        let model = Model::load(&gpu, repo(files), options, Rc::new(())).await.expect("the model");
+        let mut sessions = Vec::new();
+        let error = loop {
+            assert!(
+                gpu.ledger().total() < 2 * LIMIT_KIB * 1024,
+                "the device has more memory than the process"
+            );
+            match model.session(SessionOptions { context: Some(LONG_CONTEXT) }).await {
+                Ok(session) => sessions.push(session),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.code(), Code::OutOfMemory, "{error}");
+        assert!(error.to_string().contains("smaller context"), "{error}");
+        sessions.pop();
+        generate(&model, "a", 0.0).await;
     });
 }

@@ -7,10 +7,15 @@ mod cases;
 
 use jird::gpu::{Gpu, GpuOptions};
 
+/// Every fixture, or those of the one family that `JIRD_FAMILY` names.
 fn each(case: impl AsyncFn(&std::rc::Rc<Gpu>, &cases::Fixture)) {
+    let family = std::env::var("JIRD_FAMILY").unwrap_or_default();
     pollster::block_on(async {
         let gpu = Gpu::open(GpuOptions::default()).await.expect("a GPU device");
-        for fixture in &cases::FIXTURES {
+        let mut fixtures =
+            cases::FIXTURES.iter().filter(|fixture| fixture.name.starts_with(&family)).peekable();
+        assert!(fixtures.peek().is_some(), "no fixture of the family {family}");
+        for fixture in fixtures {
             case(&gpu, fixture).await;
         }
     });

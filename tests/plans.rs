@@ -92,7 +92,7 @@ fn profile() {
         let tiny = load("llama/tied/config.json").await;
         let decode = plan(&tiny, 1);
         // Some drivers compile at the first run.
-        tiny.gpu.submit(decode.dispatches(), &[]);
+        tiny.gpu.submit(tiny.gpu.encode(decode.dispatches(), &[]));
         let profile = tiny.gpu.profile(decode.dispatches()).await.expect("a profile");
         if profile.is_empty() {
             println!("skipped: this device has no timestamps");

@@ -48,7 +48,7 @@ impl Scorer {
         let step = Step { position, rows: ROWS, ..Step::default() };
         self.state.write_tokens(&self.gpu, ids, ROWS);
         self.state.write_step(&self.gpu, &step, ROWS);
-        self.gpu.submit(self.plan.dispatches(), &[]);
+        self.gpu.submit(self.gpu.encode(self.plan.dispatches(), &[]));
         let bytes = u64::from(self.logits.rows * self.logits.columns) * 4;
         let buffer = self.plan.buffer(self.logits);
         bytemuck::pod_collect_to_vec(&self.gpu.read(buffer, 0..bytes).await.expect("logits"))

@@ -28,12 +28,19 @@ from serve import Server
 AREAS = {
     "text": "models that read and write text, and all that stands below them",
     "loader": "files, their way over bad networks, and what is kept of them",
+    "gemma4": "one family with all that it alone uses, its per-layer embeddings among them",
 }
 
-# An area whose tests belong to steps of "text" too; its own steps run when it is asked for alone.
+# Areas whose tests belong to steps of "text" too; their own steps run when they are asked for alone.
 LOADER = "loader"
 LOADER_TARGETS = ("--test=fetch_blocks", "--test=fetch_faults", "--test=loader_faults")
-FETCH_BROWSER = "fetch_browser"
+GEMMA4 = "gemma4"
+GEMMA4_TARGETS = ("--test=models", "--test=engine_rows")
+# Of these targets only tests whose names hold one of these words.
+GEMMA4_NAMES = ("gemma4", "per_layer", "experts", "mixtures")
+MIXED = ("plans", "shaders", "kernels", "quantised_checkpoints", "text_output")
+GEMMA4_AMONG_OTHERS = ("--lib", *(f"--test={name}" for name in MIXED))
+BROWSER_TARGETS_OF = {LOADER: ("--test=fetch_browser",), GEMMA4: ("--test=engine_browser",)}
 
 # What runs on the second software driver too: every kernel. The families run on it in Chromium.
 GPU_TARGETS = ("kernels",)
@@ -163,8 +170,9 @@ def web(origin, full):
     yield command("lints, wasm", "cargo", "clippy", *wasm, *deny)
     yield browser_tests("Chromium", origin, full, CHROMEDRIVER=str(setup.CHROMEDRIVER))
     yield browser_tests("Firefox", origin, full, GECKODRIVER=str(TOOLS / "bin" / "geckodriver"))
-    yield browser_tests("Chromium", origin, full, area=LOADER, CHROMEDRIVER=str(setup.CHROMEDRIVER))
-    yield browser_tests("Firefox", origin, full, area=LOADER, GECKODRIVER=str(TOOLS / "bin" / "geckodriver"))
+    for area in BROWSER_TARGETS_OF:
+        yield browser_tests("Chromium", origin, full, area=area, CHROMEDRIVER=str(setup.CHROMEDRIVER))
+        yield browser_tests("Firefox", origin, full, area=area, GECKODRIVER=str(TOOLS / "bin" / "geckodriver"))
     yield check("package", pack.build)
     yield check("package sizes", pack.check_sizes)
     yield Step("package in Chromium", package_tests, "text")
@@ -178,6 +186,10 @@ def native_tests(full):
     lavapipe = {"VK_ICD_FILENAMES": str(setup.LAVAPIPE_ICD), "JIRD_GPU": "lavapipe"}
     alone = ("cargo", "test", "--no-fail-fast", "--lib", *LOADER_TARGETS)
     yield runner("loader, native", CARGO_SUMMARY, *alone, area=LOADER, **lavapipe)
+    family = (*cargo_test, *GEMMA4_TARGETS)
+    yield runner("Gemma 4, native", CARGO_SUMMARY, *family, area=GEMMA4, JIRD_FAMILY=GEMMA4, **lavapipe)
+    parts = (*cargo_test, *GEMMA4_AMONG_OTHERS, "--", *GEMMA4_NAMES)
+    yield runner("parts of Gemma 4, native", CARGO_SUMMARY, *parts, area=GEMMA4, **lavapipe)
     yield runner("native, lavapipe", CARGO_SUMMARY, *cargo_test, area="text", **real, **lavapipe)
 
     gpu_targets = [f"--test={target}" for target in GPU_TARGETS]
@@ -192,7 +204,7 @@ def thorough(full):
 
 
 def browser_tests(name, origin, full, area="text", **driver):
-    targets = BROWSER_TARGETS if area == "text" else (f"--test={FETCH_BROWSER}",)
+    targets = BROWSER_TARGETS_OF.get(area, BROWSER_TARGETS)
     return runner(
         f"browser tests, {name}",
         CARGO_SUMMARY,
@@ -260,7 +272,7 @@ def test():
 
 def is_asked_for(step, only):
     if only is None:
-        return step.area != LOADER
+        return step.area not in BROWSER_TARGETS_OF
     return step.area == only or step.name == TOOLCHAIN
 
 

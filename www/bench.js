@@ -87,13 +87,14 @@ async function untilKept(source) {
 async function measure(model, prompt, maxTokens) {
   const generation = model.generate(prompt, { maxTokens });
   await generation.text();
-  const { promptTokens, firstTokenMs, newTokens, tokensPerSecond } = generation.stats;
+  const { promptTokens, firstTokenMs, newTokens, tokensPerSecond, rows } = generation.stats;
   return {
     promptTokens,
     firstTokenMs,
     prefillTokensPerSecond: (promptTokens * 1000) / firstTokenMs,
     newTokens,
     decodeTokensPerSecond: tokensPerSecond,
+    rows,
   };
 }
 

@@ -9,43 +9,60 @@
 
 const K4: u32 = K / 4u;
 const HEAD4: u32 = K4 / HEADS;
-const HEADS_PER_THREAD: u32 = (HEADS + WORKGROUP - 1u) / WORKGROUP;
-var<workgroup> shares: array<f32, SPLITS * HEADS>;   // what a split's sums are multiplied by
+// Of each split and head its highest score and sum of weights; then in x what its sums are multiplied by.
+var<workgroup> parts: array<vec2<f32>, SPLITS * HEADS>;
+const PARTS_PER_THREAD: u32 = (SPLITS * HEADS + WORKGROUP - 1u) / WORKGROUP;
 var<private> used: u32;
 
-// To be called by the whole workgroup before input4.
+// The share of part `i` in its head.
+fn share_of(i: u32) -> f32 {
+  let head = i % HEADS;
+  var highest = parts[head].x;
+  for (var split = 1u; split < used; split++) { highest = max(highest, parts[split * HEADS + head].x); }
+  var total = 0.0;
+  for (var split = 0u; split < used; split++) {
+    let part = parts[split * HEADS + head];
+    total += exp(max(part.x - highest, -80.0)) * part.y;
+  }
+  return exp(max(parts[i].x - highest, -80.0)) / max(total, 1e-30);
+}
+
+// To be called by the whole workgroup before unnormed4.
 fn prepare_input(row: u32, thread: u32) {
   used = used_splits();
-  for (var n = 0u; n < HEADS_PER_THREAD; n++) {
-    let head = n * WORKGROUP + thread;
-    if (head < HEADS) {
-      var highest = softmax[head].x;
-      for (var split = 1u; split < SPLITS; split++) {
-        if (split < used) { highest = max(highest, softmax[split * HEADS + head].x); }
-      }
-      var total = 0.0;
-      for (var split = 0u; split < SPLITS; split++) {
-        if (split < used) {
-          let part = softmax[split * HEADS + head];
-          let share = exp(max(part.x - highest, -80.0));
-          shares[split * HEADS + head] = share;
-          total += share * part.y;
-        }
-      }
-      for (var split = 0u; split < SPLITS; split++) {
-        if (split < used) { shares[split * HEADS + head] /= max(total, 1e-30); }
-      }
-    }
+  for (var i = thread; i < used * HEADS; i += WORKGROUP) { parts[i] = softmax[i]; }
+  workgroupBarrier();
+  var share = array<f32, PARTS_PER_THREAD>();
+  for (var n = 0u; n < PARTS_PER_THREAD; n++) {
+    let i = n * WORKGROUP + thread;
+    if (i < used * HEADS) { share[n] = share_of(i); }
+  }
+  workgroupBarrier();
+  for (var n = 0u; n < PARTS_PER_THREAD; n++) {
+    let i = n * WORKGROUP + thread;
+    if (i < used * HEADS) { parts[i].x = share[n]; }
   }
   workgroupBarrier();
 }
 
-fn input4(k4: u32) -> vec4<f32> {
-  let head = k4 / HEAD4;
-  var value = vec4<f32>(0.0);
-  for (var split = 0u; split < SPLITS; split++) {
-    if (split >= used) { break; }
-    value += shares[split * HEADS + head] * sums[split * K4 + k4];
+// A split's part of the input; nothing from a split that the step does not have.
+fn part4(split: u32, k4: u32) -> vec4<f32> {
+  let at = min(split, used - 1u);
+  let value = parts[at * HEADS + k4 / HEAD4].x * sums[at * K4 + k4];
+  return select(vec4<f32>(0.0), value, split < used);
+}
+
+// Four splits at a time, whose loads then wait for each other no more.
+fn unnormed4(k4: u32) -> vec4<f32> {
+  var value = part4(0u, k4);
+  if (SPLITS > 1u) { value += part4(1u, k4); }
+  if (SPLITS > 2u) { value += part4(2u, k4) + part4(3u, k4); }
+  for (var split = 4u; split < used; split += 4u) {
+    value += part4(split, k4) + part4(split + 1u, k4) + part4(split + 2u, k4) + part4(split + 3u, k4);
   }
   return value;
+}
+
+fn weighted4(unnormed: vec4<f32>, k4: u32) -> vec4<f32> {
+  return unnormed;
 }

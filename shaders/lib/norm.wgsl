@@ -19,7 +19,6 @@ const K4: u32 = K / 4u;
 const K4_PER_THREAD: u32 = (K4 + WORKGROUP - 1u) / WORKGROUP;
 var<private> row4: u32;         // where the row starts, in vec4s
 var<private> post_scale: f32;
-var<private> norm_scale: f32;
 
 #ifdef RMS
 #import "lib/reduce.wgsl"
@@ -29,8 +28,21 @@ fn rms_scale(square_sum: f32, thread: u32) -> f32 {
 }
 #endif
 
-// Row `row` of the residual stream at column 4·k4, after the update.
-fn residual4(k4: u32) -> vec4<f32> {
+// To be called by the whole workgroup before unnormed4.
+fn prepare_input(row: u32, thread: u32) {
+  row4 = row * K4;
+#ifdef POST_NORM
+  var delta_squares = 0.0;
+  for (var i = 0u; i < K4_PER_THREAD; i++) {
+    let k4 = i * WORKGROUP + thread;
+    if (k4 < K4) { let value = delta[row4 + k4]; delta_squares += dot(value, value); }
+  }
+  post_scale = rms_scale(delta_squares, thread);
+#endif
+}
+
+// The residual stream at column 4·k4, after the update.
+fn unnormed4(k4: u32) -> vec4<f32> {
   var value = x[row4 + k4];
 #ifdef POST_NORM
   value += delta[row4 + k4] * post_scale * (post_weight[k4] + vec4<f32>(WEIGHT_OFFSET));
@@ -45,32 +57,11 @@ fn residual4(k4: u32) -> vec4<f32> {
   return value;
 }
 
-// To be called by the whole workgroup before input4.
-fn prepare_input(row: u32, thread: u32) {
-  row4 = row * K4;
-#ifdef POST_NORM
-  var delta_squares = 0.0;
-  for (var i = 0u; i < K4_PER_THREAD; i++) {
-    let k4 = i * WORKGROUP + thread;
-    if (k4 < K4) { let value = delta[row4 + k4]; delta_squares += dot(value, value); }
-  }
-  post_scale = rms_scale(delta_squares, thread);
-#endif
+// What the norm makes of it, but for the factor that the whole row has in common.
+fn weighted4(unnormed: vec4<f32>, k4: u32) -> vec4<f32> {
 #ifdef NORM
-  var squares = 0.0;
-  for (var i = 0u; i < K4_PER_THREAD; i++) {
-    let k4 = i * WORKGROUP + thread;
-    if (k4 < K4) { let value = residual4(k4); squares += dot(value, value); }
-  }
-  norm_scale = rms_scale(squares, thread);
-#endif
-}
-
-fn input4(k4: u32) -> vec4<f32> {
-  let value = residual4(k4);
-#ifdef NORM
-  return value * norm_scale * (norm_weight[k4] + vec4<f32>(WEIGHT_OFFSET));
+  return unnormed * (norm_weight[k4] + vec4<f32>(WEIGHT_OFFSET));
 #else
-  return value;
+  return unnormed;
 #endif
 }

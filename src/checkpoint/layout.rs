@@ -63,6 +63,15 @@ impl StoredRows {
         Self { tensor: tensor.to_owned(), columns, encoding: Encoding::Float(dtype) }
     }
 
+    /// The beginning of such rows: the first `columns` of them, or a few more where these would cut a group.
+    pub fn first(&self, columns: usize) -> Self {
+        let columns = match self.encoding {
+            Encoding::Float(_) => columns,
+            Encoding::Affine { group_size, .. } => columns.next_multiple_of(group_size as usize),
+        };
+        Self { columns: columns.min(self.columns), ..self.clone() }
+    }
+
     /// Bytes of a row in each plane.
     ///
     /// Fails with `Unsupported` for a dtype other than F64, F32, F16 and BF16.
@@ -106,10 +115,10 @@ impl StoredRows {
                 append_f32(&self.tensor, dtype, scales, &mut scale)?;
                 append_f32(&self.tensor, dtype, biases, &mut bias)?;
                 let codes = widen(codes, bits, 8);
-                let groups = codes.chunks_exact(group_size as usize).zip(scale.iter().zip(&bias));
-                values.extend(groups.flat_map(|(codes, (scale, bias))| {
-                    codes.iter().map(move |code| scale * f32::from(*code) + bias)
-                }));
+                let groups = codes.chunks_exact(group_size as usize);
+                for (codes, (scale, bias)) in groups.zip(scale.iter().zip(&bias)) {
+                    values.extend(codes.iter().map(|code| scale * f32::from(*code) + bias));
+                }
                 Ok(())
             }
             (Encoding::Float(dtype), [bytes]) => append_f32(&self.tensor, dtype, bytes, values),

@@ -8,6 +8,14 @@ use crate::error::{Code, Error, Result};
 
 /// Codes of `bits` bits, packed from the least significant bit on, in fields of `wider` bits, 4 or 8.
 pub(super) fn widen(packed: &[u8], bits: u32, wider: u32) -> Vec<u8> {
+    match (bits, wider) {
+        // What rows of tables are mostly made of, several times as fast as below.
+        (4, 8) => packed.iter().flat_map(|byte| [byte & 15, byte >> 4]).collect(),
+        _ => widen_any(packed, bits, wider),
+    }
+}
+
+fn widen_any(packed: &[u8], bits: u32, wider: u32) -> Vec<u8> {
     let mask = (1u32 << bits) - 1;
     let mut wide = Vec::with_capacity((packed.len() * wider as usize).div_ceil(bits as usize));
     // What has been read and not been taken, and what has been taken and does not fill a byte yet.

@@ -13,6 +13,7 @@ use super::session::{Conversation, MAX_ROWS, STEPS_IN_FLIGHT};
 use crate::error::{Code, Error, Result};
 use crate::gpu::Readback;
 use crate::kernels::Step;
+use crate::models::Rows;
 use crate::nn::{RowStats, Sampler};
 use crate::text::chat::LocalTime;
 use crate::text::{OutputParser, Part, StopSequences};
@@ -325,7 +326,7 @@ impl Generation {
         let limit = self.full_at.min(self.options.max_tokens.unwrap_or(u32::MAX));
         while self.in_flight.len() < steps && self.submitted < limit {
             let last = self.ids.last().copied();
-            let rows = self.table_rows(last.as_slice()).await?;
+            let rows = self.table_rows(last.as_slice(), Rows::Last).await?;
             let (sampler, step) = (self.options.sampler(), self.options.step());
             let mut conversation = self.current()?;
             let readback = conversation.decode(self.model.text.as_ref(), &rows, sampler, step)?;
@@ -353,8 +354,9 @@ impl Generation {
         }
         let mut chunks = ids[cached..].chunks(MAX_ROWS as usize).peekable();
         while let Some(chunk) = chunks.next() {
-            let rows = self.table_rows(chunk).await?;
             let sampler = chunks.peek().is_none().then(|| self.options.sampler());
+            let wanted = if sampler.is_some() { Rows::Last } else { Rows::None };
+            let rows = self.table_rows(chunk, wanted).await?;
             let mut conversation = self.current()?;
             let model = self.model.text.as_ref();
             let readback = conversation.prefill(model, chunk, &rows, sampler, self.options.step())?;
@@ -365,10 +367,10 @@ impl Generation {
         Ok(())
     }
 
-    /// What the model's table has for `ids`; nothing where it has no table.
-    async fn table_rows(&self, ids: &[u32]) -> Result<Vec<f32>> {
+    /// What the model's table has for `ids`, as far as a step reads it; nothing where it has no table.
+    async fn table_rows(&self, ids: &[u32], wanted: Rows) -> Result<Vec<f32>> {
         match &self.model.row_table {
-            Some(table) => table.rows(ids).await,
+            Some(table) => table.rows(ids, self.model.text.table_columns(wanted)).await,
             None => Ok(Vec::new()),
         }
     }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::generate::{GenerateOptions, Generation, Prompt};
 use super::load::{Model, check_context};
 use crate::error::{Code, Error, Result};
-use crate::gpu::{Gpu, Readback};
+use crate::gpu::{Commands, Gpu, Readback};
 use crate::kernels::Step;
 use crate::models::{Rows, State, TextModel};
 use crate::nn::Sampler;
@@ -40,15 +40,17 @@ pub struct Session {
 }
 
 impl Model {
-    /// Opens a further session.
+    /// Opens a further session, whose memory is taken here.
     ///
     /// Fails with [`Code::OutOfMemory`] when the device cannot hold its cache.
-    pub fn session(self: &Rc<Self>, options: SessionOptions) -> Result<Session> {
+    pub async fn session(self: &Rc<Self>, options: SessionOptions) -> Result<Session> {
         let largest = self.text.dimensions().max_position_embeddings;
         let context = check_context("open a session", options.context, self.context(), largest)?;
-        let beside = self.conversation.borrow();
-        let conversation = Conversation::new(&self.gpu, self.text.as_ref(), context, Some(&beside))?;
-        drop(beside);
+        let conversation = {
+            let beside = self.conversation.borrow();
+            Conversation::new(&self.gpu, self.text.as_ref(), context, Some(&beside))?
+        };
+        self.gpu.allocate().await?;
         Ok(Session { model: self.clone(), conversation: Rc::new(RefCell::new(conversation)) })
     }
 }
@@ -94,6 +96,13 @@ impl PlanKey {
     }
 }
 
+/// A plan that was encoded, to be submitted once.
+struct EncodedStep {
+    key: PlanKey,
+    commands: Commands,
+    readback: Readback,
+}
+
 /// State, plans, and what has been submitted.
 pub(super) struct Conversation {
     gpu: Rc<Gpu>,
@@ -102,6 +111,8 @@ pub(super) struct Conversation {
     pool: Pool,
     plans: HashMap<PlanKey, Rc<Plan>>,
     readbacks: Vec<Readback>,
+    /// The next step of decode, encoded while the GPU computes the last one.
+    ahead: Option<EncodedStep>,
     context: u32,
     /// Positions submitted.
     position: u32,
@@ -126,7 +137,8 @@ impl Conversation {
     ) -> Result<Self> {
         let state = State::new(gpu, model.dimensions(), context, MAX_ROWS)?;
         let readback = || Readback::new(gpu, state.inputs.tokens.clone(), 0..4);
-        let readbacks = (0..STEPS_IN_FLIGHT).map(|_| readback()).collect::<Result<_>>()?;
+        // One more for the step that is encoded ahead.
+        let readbacks = (0..=STEPS_IN_FLIGHT).map(|_| readback()).collect::<Result<_>>()?;
         let pool = match beside {
             Some(other) => other.pool.clone(),
             None => Pool::reserve(gpu, PlanKey::all().map(|key| key.record(gpu, model, &state)))?,
@@ -137,6 +149,7 @@ impl Conversation {
             pool,
             plans: HashMap::new(),
             readbacks,
+            ahead: None,
             context,
             position: 0,
             ids: Vec::new(),
@@ -236,16 +249,31 @@ impl Conversation {
         count: u32,
         sampling: Step,
     ) -> Result<Readback> {
+        let EncodedStep { commands, readback, .. } = self.encoded(model, key)?;
+        let step = Step { position: self.position, rows: count, ..sampling };
+        self.state.write_step(&self.gpu, &step, key.rows);
+        self.gpu.submit(commands);
+        self.position += count;
+        if key.rows == 1 {
+            self.ahead = Some(self.encoded(model, key)?);
+        }
+        Ok(readback)
+    }
+
+    /// The plan of `key` encoded: ahead, or now.
+    fn encoded(&mut self, model: &dyn TextModel, key: PlanKey) -> Result<EncodedStep> {
+        match self.ahead.take() {
+            Some(step) if step.key == key => return Ok(step),
+            Some(step) => self.recycle(step.readback),
+            None => {}
+        }
         let plan = self.plan(model, key)?;
         let readback = match self.readbacks.pop() {
             Some(readback) => readback,
             None => Readback::new(&self.gpu, self.state.inputs.tokens.clone(), 0..4)?,
         };
-        let step = Step { position: self.position, rows: count, ..sampling };
-        self.state.write_step(&self.gpu, &step, key.rows);
-        self.gpu.submit(plan.dispatches(), &[&readback]);
-        self.position += count;
-        Ok(readback)
+        let commands = self.gpu.encode(plan.dispatches(), &[&readback]);
+        Ok(EncodedStep { key, commands, readback })
     }
 
     /// Takes the token that a step chose, in the order of the steps, and its readback for reuse.

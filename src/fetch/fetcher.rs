@@ -208,18 +208,20 @@ impl Fetcher {
         }
     }
 
-    /// Sees to it that the store has a block, where it can have it.
+    /// Sees to it that the store has a block, where it can have it, and has found it: the first slice of it need
+    /// not wait for that.
     pub(super) async fn keep(&self, number: u64) -> Result<()> {
         let Some((store, key)) = self.place(number) else { return Ok(()) };
-        if store.has(&key).await? {
+        if store.slices(&key, &[]).await?.is_some() {
             return Ok(());
         }
         let lock = self.context.host.lock(&key.to_string()).await;
-        if lock.is_some() && store.has(&key).await? {
+        if lock.is_some() && store.slices(&key, &[]).await?.is_some() {
             return Ok(());
         }
         let bytes = self.fetch(self.extent(number)).await?;
-        store.put(&key, &bytes).await
+        store.put_for_slices(&key, &bytes).await?;
+        store.slices(&key, &[]).await.map(drop)
     }
 
     /// Exactly the bytes of `range` from the source, with as many requests as it takes.

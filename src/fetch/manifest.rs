@@ -184,7 +184,9 @@ pub async fn collect_garbage(store: &dyn BlockStore, now: u64) -> Result<()> {
         StoreKey::Block(key) => !owned.contains(&(key.url.clone(), key.validator.clone())),
         StoreKey::Manifest(_) => false,
     };
-    delete(store, stored.into_iter().filter(is_orphan)).await
+    delete(store, stored.iter().filter(|key| is_orphan(key)).cloned()).await?;
+    store.sweep(&stored).await;
+    Ok(())
 }
 
 /// Deletes the blocks of a file; of one version of it, or of all but one.

@@ -1,7 +1,7 @@
 //! Where blocks are kept over a reload.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
 use futures_util::future::{FutureExt, LocalBoxFuture, ready};
@@ -50,7 +50,7 @@ pub trait BlockStore {
     /// The entry's bytes, if the store has them.
     fn get<'a>(&'a self, key: &'a StoreKey) -> LocalBoxFuture<'a, Result<Option<Vec<u8>>>>;
 
-    /// The bytes of each of `ranges` of an entry, if the store has it.
+    /// The bytes of each of `ranges` of an entry, if the store has it. Further slices of it may be faster.
     fn slices<'a>(
         &'a self,
         key: &'a StoreKey,
@@ -74,11 +74,21 @@ pub trait BlockStore {
     /// Keeps an entry, in place of an older one.
     fn put<'a>(&'a self, key: &'a StoreKey, bytes: &'a [u8]) -> LocalBoxFuture<'a, Result<()>>;
 
+    /// Keeps an entry of which [`slices`](Self::slices) will be asked for often.
+    fn put_for_slices<'a>(&'a self, key: &'a StoreKey, bytes: &'a [u8]) -> LocalBoxFuture<'a, Result<()>> {
+        self.put(key, bytes)
+    }
+
     /// Forgets an entry, if there is one.
     fn delete<'a>(&'a self, key: &'a StoreKey) -> LocalBoxFuture<'a, Result<()>>;
 
     /// The names of all entries.
     fn list(&self) -> LocalBoxFuture<'_, Result<Vec<StoreKey>>>;
+
+    /// Frees what interruptions have left behind beside the entries, which are `keys`.
+    fn sweep<'a>(&'a self, _keys: &'a BTreeSet<StoreKey>) -> LocalBoxFuture<'a, ()> {
+        ready(()).boxed_local()
+    }
 }
 
 /// A store in memory, for tests and for small models where nothing else is at hand.

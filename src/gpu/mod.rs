@@ -14,4 +14,4 @@ pub use device::{Capabilities, Gpu, GpuOptions};
 pub use ledger::{Ledger, Usage};
 pub use pipeline::{Binding, Pipeline};
 pub use readback::Readback;
-pub use submit::{Dispatch, SubmitPolicy};
+pub use submit::{Commands, Dispatch, SubmitPolicy};

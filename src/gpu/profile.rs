@@ -16,15 +16,24 @@ impl Gpu {
         }
         for part in dispatches.chunks(wgpu::QUERY_SET_MAX_QUERIES as usize / 2) {
             let names = part.iter().map(Dispatch::name);
-            profile.extend(names.zip(self.timed(part).await?));
+            let passes: Vec<_> = part.iter().map(std::slice::from_ref).collect();
+            profile.extend(names.zip(self.timed(&passes).await?));
         }
         Ok(profile)
     }
 
-    /// Seconds of each dispatch.
-    async fn timed(&self, dispatches: &[Dispatch]) -> Result<Vec<f64>> {
+    /// Seconds that `dispatches` take in one pass; None where the device has no timestamps.
+    pub async fn time(&self, dispatches: &[Dispatch]) -> Result<Option<f64>> {
+        if !self.raw().features().contains(wgpu::Features::TIMESTAMP_QUERY) {
+            return Ok(None);
+        }
+        Ok(self.timed(&[dispatches]).await?.first().copied())
+    }
+
+    /// Seconds of each pass.
+    async fn timed(&self, passes: &[&[Dispatch]]) -> Result<Vec<f64>> {
         use wgpu::BufferUsages as B;
-        let count = 2 * dispatches.len() as u32;
+        let count = 2 * passes.len() as u32;
         let bytes = u64::from(count) * 8;
         let queries = self.raw().create_query_set(&wgpu::QuerySetDescriptor {
             label: Some("timestamps"),
@@ -34,7 +43,7 @@ impl Gpu {
         let kinds = B::QUERY_RESOLVE | B::COPY_SRC;
         let ticks = Rc::new(Buffer::new(self, "timestamps", bytes, Usage::Io, kinds)?);
         let mut encoder = self.raw().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-        for (first, dispatch) in (0..count).step_by(2).zip(dispatches) {
+        for (first, dispatches) in (0..count).step_by(2).zip(passes) {
             let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
                 label: None,
                 timestamp_writes: Some(wgpu::ComputePassTimestampWrites {
@@ -43,7 +52,7 @@ impl Gpu {
                     end_of_pass_write_index: Some(first + 1),
                 }),
             });
-            dispatch.encode(&mut pass);
+            dispatches.iter().for_each(|dispatch| dispatch.encode(&mut pass));
         }
         encoder.resolve_query_set(&queries, 0..count, ticks.raw(), 0);
         self.queue().submit([encoder.finish()]);

@@ -55,7 +55,7 @@ impl Gpu {
     /// Reads `range` (in bytes, multiples of four) of `buffer` after everything submitted so far.
     pub async fn read(&self, buffer: &Rc<Buffer>, range: Range<u64>) -> Result<Vec<u8>> {
         let readback = Readback::new(self, buffer.clone(), range)?;
-        self.submit([], &[&readback]);
+        self.submit(self.encode([], &[&readback]));
         readback.bytes(self).await
     }
 

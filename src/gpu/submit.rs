@@ -27,6 +27,10 @@ impl Dispatch {
     }
 }
 
+/// Dispatches and copies, ready to be submitted once.
+#[derive(Debug)]
+pub struct Commands(wgpu::CommandBuffer);
+
 /// How many dispatches go into one compute pass.
 ///
 /// Many dispatches in one pass run well everywhere, but some drivers track barriers in tables of about a
@@ -70,12 +74,13 @@ impl Gpu {
         Dispatch { pipeline, bind_group, workgroups }
     }
 
-    /// Submits `dispatches` in order, then the copies that `readbacks` ask for.
-    pub fn submit<'a>(
+    /// Encodes `dispatches` in order, then the copies that `readbacks` ask for. What they read need not be
+    /// written before the submission.
+    pub fn encode<'a>(
         &self,
         dispatches: impl IntoIterator<Item = &'a Dispatch>,
         readbacks: &[&super::Readback],
-    ) {
+    ) -> Commands {
         let mut encoder = self.raw().create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
         let mut dispatches = dispatches.into_iter().peekable();
         while dispatches.peek().is_some() {
@@ -87,6 +92,11 @@ impl Gpu {
         for readback in readbacks {
             readback.encode(&mut encoder);
         }
-        self.queue().submit([encoder.finish()]);
+        Commands(encoder.finish())
+    }
+
+    /// Submits `commands`.
+    pub fn submit(&self, commands: Commands) {
+        self.queue().submit([commands.0]);
     }
 }

@@ -96,9 +96,9 @@ impl Engine {
     }
 
     /// Opens a further session. `options`: `context`.
-    pub fn session(&self, options: JsValue) -> std::result::Result<Session, JsValue> {
-        let options: Result<SessionJs> = read("the options of session", options);
-        let session = options.and_then(|options| self.model.session(options.into()));
+    pub async fn session(&self, options: JsValue) -> std::result::Result<Session, JsValue> {
+        let options: SessionJs = read("the options of session", options).map_err(thrown)?;
+        let session = self.model.session(options.into()).await;
         session.map(|inner| Session { inner }).map_err(thrown)
     }
 

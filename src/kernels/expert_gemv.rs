@@ -70,7 +70,8 @@ impl Kernel for ExpertGemv {
         weight::prelude(&mut prelude, self.format);
         prelude
             .subgroups(self.subgroup_min)
-            .alias("Acc", "f32")
+            .alias("Acc", "vec4<f32>")
+            .u32("ROWS", 1)
             .u32("WORKGROUP", WORKGROUP)
             .u32("LANES", self.lanes())
             .u32("CHOSEN", self.chosen)

@@ -72,7 +72,6 @@ pub struct Gemv {
 }
 
 const WORKGROUP: u32 = 128;
-const ROWS_PER_TEAM: u32 = 2;
 
 impl Gemv {
     /// What the columns of a weight of `format` must be a multiple of.
@@ -83,19 +82,37 @@ impl Gemv {
         }
     }
 
+    /// Rows of the weight that a team computes.
+    fn rows_per_team(&self) -> u32 {
+        if self.is_gated() { 4 } else { 2 }
+    }
+
+    fn is_gated(&self) -> bool {
+        matches!(self.output, Output::Gated(_))
+    }
+
+    /// Results of a workgroup, of two for each team.
+    fn results(lanes: u32) -> u32 {
+        WORKGROUP / lanes * 2
+    }
+
     /// Invocations that share a row: few, so that a workgroup has many rows to spread its norm over, but as
-    /// many as it takes to occupy the device, and no more than a row has loads.
+    /// many as it takes to occupy the device, and no more than a row has loads. To combine splits is more work
+    /// than a norm.
     fn lanes(&self) -> u32 {
         let loads = self.columns / weight::chunk(self.format);
         let most = (loads / 2 + 1).next_power_of_two().clamp(4, 64);
-        let busy =
-            |lanes: &u32| self.rows.div_ceil(WORKGROUP / lanes * ROWS_PER_TEAM) >= self.busy_workgroups;
+        let wanted = match self.input {
+            Input::Combined(_) => self.busy_workgroups / 4,
+            _ => self.busy_workgroups,
+        };
+        let busy = |lanes: &u32| self.rows.div_ceil(Self::results(*lanes)) >= wanted;
         [8, 16, 32].into_iter().find(busy).unwrap_or(64).min(most)
     }
 
     /// Workgroups, and pairs that they write with [`Output::Choice`].
     pub fn pairs(&self) -> u32 {
-        self.rows.div_ceil(WORKGROUP / self.lanes() * ROWS_PER_TEAM)
+        self.rows.div_ceil(Self::results(self.lanes()))
     }
 
     /// The CPU twin. `dense` is the whole weight as f32, row-major; `input` the kernel's input row; `other` the
@@ -153,9 +170,10 @@ impl Kernel for Gemv {
             .alias("Acc", "vec4<f32>")
             .u32("WORKGROUP", WORKGROUP)
             .u32("LANES", self.lanes())
+            .u32("ROWS", self.rows_per_team())
             .u32("N", self.rows)
             .u32("K", self.columns)
-            .bool("GATED", matches!(self.output, Output::Gated(_)))
+            .bool("GATED", self.is_gated())
             .bool("GELU", activation == Some(Activation::GeluTanh))
             .f32("SOFTCAP", softcap)
             .flag("LAST_ROW", self.last_row)

@@ -12,7 +12,6 @@ use std::fmt::Write;
 /// The shared pieces, by the name under which templates import them.
 const LIBRARY: &[(&str, &str)] = &[
     ("lib/activation.wgsl", include_str!("../../shaders/lib/activation.wgsl")),
-    ("lib/chunk.wgsl", include_str!("../../shaders/lib/chunk.wgsl")),
     ("lib/combine.wgsl", include_str!("../../shaders/lib/combine.wgsl")),
     ("lib/kv_cache.wgsl", include_str!("../../shaders/lib/kv_cache.wgsl")),
     ("lib/norm.wgsl", include_str!("../../shaders/lib/norm.wgsl")),
@@ -20,6 +19,7 @@ const LIBRARY: &[(&str, &str)] = &[
     ("lib/reduce.wgsl", include_str!("../../shaders/lib/reduce.wgsl")),
     ("lib/splits.wgsl", include_str!("../../shaders/lib/splits.wgsl")),
     ("lib/step.wgsl", include_str!("../../shaders/lib/step.wgsl")),
+    ("lib/team_dot.wgsl", include_str!("../../shaders/lib/team_dot.wgsl")),
     ("lib/weight.wgsl", include_str!("../../shaders/lib/weight.wgsl")),
     ("lib/weight_affine.wgsl", include_str!("../../shaders/lib/weight_affine.wgsl")),
     ("lib/weight_bf16.wgsl", include_str!("../../shaders/lib/weight_bf16.wgsl")),

@@ -113,7 +113,8 @@ impl State {
         gpu.write(&self.inputs.tokens, 0, bytemuck::cast_slice(&padded));
     }
 
-    /// Writes the rows of the table for the tokens of the next submission; see [`Dimensions::row_table`].
+    /// Writes the rows of the table for the tokens of the next submission, as far as it reads them; see
+    /// [`TextModel::table_columns`].
     pub fn write_table_rows(&self, gpu: &Gpu, values: &[f32]) {
         if let Some(buffer) = &self.table_rows {
             gpu.write(buffer, 0, bytemuck::cast_slice(values));
@@ -159,6 +160,12 @@ pub trait TextModel {
     /// Records the layers over the step's tokens and returns the residual stream after the last, of which
     /// the rows `wanted` are right: where these are [`Rows::Last`], the stream may be of that row alone.
     fn forward(&self, plan: &mut PlanBuilder, state: &State, wanted: Rows) -> Residual;
+
+    /// How many of the first columns of [`Dimensions::row_table`] a step reads of which the rows `wanted` are:
+    /// those of the rows that it finds in [`State::table_rows`].
+    fn table_columns(&self, _wanted: Rows) -> usize {
+        self.dimensions().row_table.as_ref().map_or(0, |table| table.stored.columns)
+    }
 
     /// Records final norm and head: `[1, vocab_size]` logits of the step's last real row. `residual` is a stream
     /// of which [`Rows::Last`] or all were wanted.

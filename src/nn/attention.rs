@@ -83,9 +83,9 @@ pub struct Attention {
 /// Keys that a workgroup of decode takes at a time.
 const TILE: u32 = 32;
 /// The most workgroups over which a head's keys are cut; each more makes the output projection read more.
-const MAX_SPLITS: u32 = 16;
+const MAX_SPLITS: u32 = 32;
 /// The most (highest score, sum of weights) that the output projection keeps in workgroup memory.
-const MAX_SHARES: u32 = 1024;
+const MAX_SHARES: u32 = 512;
 
 impl Attention {
     /// `[rows, heads·head_dim]` from `projected`, which holds `[q | k | v]`, `[q | k]` or `[q]` as

@@ -43,8 +43,17 @@ impl Linear {
         self.product(plan, &x.into())
     }
 
+    /// The first `rows` of `W x`: `[x.rows, rows]`.
+    pub(super) fn forward_first(&self, plan: &mut PlanBuilder, x: Value, rows: u32) -> Value {
+        self.first_of_product(plan, &x.into(), rows)
+    }
+
     fn product(&self, plan: &mut PlanBuilder, source: &Source) -> Value {
-        let y = plan.value("linear", source.rows, self.columns_out());
+        self.first_of_product(plan, source, self.columns_out())
+    }
+
+    fn first_of_product(&self, plan: &mut PlanBuilder, source: &Source, rows: u32) -> Value {
+        let y = plan.value("linear", source.rows, rows);
         if source.rows == 1 {
             self.gemv_parts(plan, source, y);
         } else {
@@ -219,7 +228,7 @@ impl Linear {
     }
 
     fn gemv_parts(&self, plan: &mut PlanBuilder, source: &Source, y: Value) {
-        for (index, block) in self.weight.blocks().into_iter().enumerate() {
+        for (index, block) in self.weight.blocks(y.columns).into_iter().enumerate() {
             let input = if index == 0 { source.input } else { source.input.without_residual() };
             let mut operands = block.operands;
             operands.extend(source.operands.iter().cloned());
@@ -230,7 +239,7 @@ impl Linear {
     }
 
     fn matmul(&self, plan: &mut PlanBuilder, source: &Source, y: Value) {
-        for block in self.weight.blocks() {
+        for block in self.weight.blocks(y.columns) {
             let kernel = Matmul {
                 format: self.weight.format,
                 m: source.rows,

@@ -96,13 +96,38 @@ fn common(a: WeightFormat, b: WeightFormat) -> WeightFormat {
     }
 }
 
+/// Where the rows of a stored matrix go in a weight.
+#[derive(Clone, Copy)]
+struct Place {
+    part: u32,
+    /// The first row.
+    first: u32,
+    /// Rows that stay together.
+    run: u32,
+    /// From one run to the next.
+    stride: u32,
+}
+
+impl Place {
+    /// All rows together.
+    fn whole(part: u32, first: u32) -> Self {
+        Self { part, first, run: u32::MAX, stride: 0 }
+    }
+
+    /// Where `rows`, all of one run, go.
+    fn rows(&self, rows: &Range<usize>) -> Range<u32> {
+        let start = rows.start as u32;
+        let first = self.first + start / self.run * self.stride + start % self.run;
+        first..first + rows.len() as u32
+    }
+}
+
 /// Rows of a weight that are filled from the rows of one stored matrix.
 struct Rows {
     layout: RowLayout,
     encoder: RowEncoder,
     weight: Rc<Weight>,
-    part: u32,
-    first_row: u32,
+    place: Place,
     /// Scales or biases, whichever comes first in the file, wait here for the others: two bytes for each group.
     halves: RefCell<Vec<f16>>,
 }
@@ -203,7 +228,7 @@ impl<'a> Loader<'a> {
         let mut first_row = 0;
         let places = tensors.iter().map(|(name, rows)| {
             first_row += rows;
-            (name.as_str(), vec![*rows, columns], 0, first_row - rows)
+            (name.as_str(), vec![*rows, columns], Place::whole(0, first_row - rows))
         });
         self.matrix(&places.collect::<Vec<_>>(), [1, rows, columns], precision)
     }
@@ -216,15 +241,23 @@ impl<'a> Loader<'a> {
         columns: u32,
         precision: Precision,
     ) -> Result<Rc<Weight>> {
-        let places = (0..).zip(names).map(|(part, name)| (name.as_str(), vec![rows, columns], part, 0));
+        let places =
+            (0..).zip(names).map(|(part, name)| (name.as_str(), vec![rows, columns], Place::whole(part, 0)));
         let places: Vec<_> = places.collect();
         self.matrix(&places, [names.len() as u32, rows, columns], precision)
     }
 
-    /// The matrices of several experts, a tensor `[experts, rows, columns]`, below each other.
-    pub fn experts(&mut self, name: &str, [experts, rows, columns]: [u32; 3]) -> Result<Rc<Weight>> {
-        let place = (name, vec![experts, rows, columns], 0, 0);
-        self.matrix(&[place], [1, experts * rows, columns], Precision::Normal)
+    /// The matrices of several experts below each other: `tensors` are (name, rows of an expert), each
+    /// `[experts, rows, columns]`, and an expert's rows of all of them are stacked.
+    pub fn experts(&mut self, tensors: &[(String, u32)], experts: u32, columns: u32) -> Result<Rc<Weight>> {
+        let stride = tensors.iter().map(|(_, rows)| rows).sum();
+        let mut first = 0;
+        let places = tensors.iter().map(|(name, rows)| {
+            first += rows;
+            let place = Place { part: 0, first: first - rows, run: *rows, stride };
+            (name.as_str(), vec![experts, *rows, columns], place)
+        });
+        self.matrix(&places.collect::<Vec<_>>(), [1, experts * stride, columns], Precision::Normal)
     }
 
     /// A table `[rows, columns]` that is not put on the GPU: where its rows lie, for a [`super::RowTable`].
@@ -248,23 +281,23 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// `places` are (name, shape, part, first row in the part).
+    /// `places` are (name, shape, where its rows go).
     fn matrix(
         &mut self,
-        places: &[(&str, Vec<u32>, u32, u32)],
+        places: &[(&str, Vec<u32>, Place)],
         [parts, rows, columns]: [u32; 3],
         precision: Precision,
     ) -> Result<Rc<Weight>> {
         let layouts: Vec<RowLayout> =
-            places.iter().map(|(name, shape, ..)| self.layout(name, shape)).collect::<Result<_>>()?;
+            places.iter().map(|(name, shape, _)| self.layout(name, shape)).collect::<Result<_>>()?;
         let formats = layouts.iter().map(|layout| layout.stored.encoding.format());
         let kept = formats.reduce(common).unwrap_or(WeightFormat::F32);
         let format = self.dtype.format(kept, columns, precision);
         let weight = Rc::new(Weight::new(self.gpu, places[0].0, format, parts, rows, columns)?);
-        for (layout, &(_, _, part, first_row)) in layouts.into_iter().zip(places) {
+        for (layout, &(_, _, place)) in layouts.into_iter().zip(places) {
             let encoder = RowEncoder::new(layout.stored.clone(), format)?;
             let halves = RefCell::default();
-            let rows = Rc::new(Rows { layout, encoder, weight: weight.clone(), part, first_row, halves });
+            let rows = Rc::new(Rows { layout, encoder, weight: weight.clone(), place, halves });
             if rows.encoder.repacks() {
                 let halves = [1, 2].map(|plane| Source::Halves(rows.clone(), plane));
                 self.sources.extend(halves.into_iter().chain([Source::Codes(rows)]));
@@ -449,16 +482,18 @@ impl<'a> Loader<'a> {
 }
 
 impl Rows {
-    /// Ranges of rows whose bytes in `plane` are read at a time.
+    /// Ranges of rows, each of one run, whose bytes in `plane` are read at a time.
     fn chunks(&self, plane: usize) -> impl Iterator<Item = Range<usize>> {
         let row_bytes = self.layout.planes.get(plane).map_or(1, |plane| plane.row_bytes.max(1));
         let chunk = usize::try_from(CHUNK_BYTES / row_bytes).unwrap_or(1).max(1);
-        let rows = self.layout.rows;
-        (0..rows).step_by(chunk).map(move |begin| begin..rows.min(begin + chunk))
+        let (rows, run) = (self.layout.rows, self.place.run as usize);
+        (0..rows).step_by(run).flat_map(move |begin| {
+            let end = rows.min(begin.saturating_add(run));
+            (begin..end).step_by(chunk).map(move |begin| begin..end.min(begin + chunk))
+        })
     }
 
     fn write(&self, gpu: &Gpu, rows: Range<usize>, encoded: &EncodedRows) {
-        let [begin, end] = [rows.start, rows.end].map(|row| self.first_row + row as u32);
-        self.weight.write(gpu, self.part, begin..end, encoded);
+        self.weight.write(gpu, self.place.part, self.place.rows(&rows), encoded);
     }
 }

@@ -46,11 +46,17 @@ impl PerLayerValues {
 }
 
 impl PerLayerInputs {
-    /// `[rows, layers · columns]`: what the embeddings tell every layer. Where the plan fuses, each element beside
-    /// that of `tokens`, the rows that the table has for the step's tokens.
-    pub fn project(&self, plan: &mut PlanBuilder, embedding: Value, tokens: &Rc<Buffer>) -> Value {
+    /// `[rows, layers · columns]`: what the embeddings tell each of the first `layers`. Where the plan fuses, each
+    /// element of every layer beside that of `tokens`, the rows that the table has for the step's tokens.
+    pub fn project(
+        &self,
+        plan: &mut PlanBuilder,
+        embedding: Value,
+        tokens: &Rc<Buffer>,
+        layers: u32,
+    ) -> Value {
         if !self.is_halved(plan, embedding.rows) {
-            return self.model_projection.forward(plan, embedding);
+            return self.model_projection.forward_first(plan, embedding, layers * self.columns);
         }
         let bytes = u64::from(self.layers) * u64::from(self.columns) * 4;
         self.model_projection.forward_beside(plan, embedding, Operand::Buffer(tokens.clone(), 0..bytes))
@@ -63,7 +69,7 @@ impl PerLayerInputs {
     }
 
     /// The inputs of `layers` for every row, or with `last_of` for the last real row of those inputs alone.
-    /// `context` comes from [`Self::project`] over the same `tokens`.
+    /// `context` comes from [`Self::project`] over the same `tokens`, which have as many columns.
     pub fn forward(
         &self,
         plan: &mut PlanBuilder,
@@ -81,7 +87,7 @@ impl PerLayerInputs {
             last_row: last_of.is_some(),
             first_layer: layers.start,
             layers: layers.end - layers.start,
-            all_layers: self.layers,
+            all_layers: context.columns / self.columns,
             columns: self.columns,
             context_scale: self.context_scale,
             token_scale: self.token_scale,

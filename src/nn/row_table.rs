@@ -99,22 +99,25 @@ impl RowTable {
         self.stored(&wanted, false).await.map(|_| ())
     }
 
-    /// The values of the rows `ids`, `[ids, columns]`, from memory or from where the table lies.
+    /// The first `columns` values of the rows `ids`, `[ids, columns]`, from memory or from where the table lies.
     ///
     /// Fails with `InvalidArgument` for a row that is not in the table, and with what reading fails with.
-    pub async fn rows(&self, ids: &[u32]) -> Result<Vec<f32>> {
+    pub async fn rows(&self, ids: &[u32], columns: usize) -> Result<Vec<f32>> {
         let stored = self.stored(&ids.iter().copied().collect(), true).await?;
-        let planes = self.layout.stored.row_bytes()?;
-        let mut values = Vec::with_capacity(ids.len() * self.columns());
+        let first = self.layout.stored.first(columns);
+        let planes: Vec<_> = self.layout.stored.row_bytes()?.into_iter().zip(first.row_bytes()?).collect();
+        let mut values = Vec::with_capacity(ids.len() * columns + first.columns);
         for id in ids {
             let Some(mut rest) = stored.get(id).map(|row| &row[..]) else { continue };
             let mut parts = Vec::with_capacity(planes.len());
-            for &bytes in &planes {
+            for &(bytes, first_bytes) in &planes {
                 let (part, tail) = rest.split_at_checked(bytes).unwrap_or((rest, &[]));
-                parts.push(part);
+                parts.push(part.get(..first_bytes).unwrap_or(part));
                 rest = tail;
             }
-            self.layout.stored.decode(&parts, &mut values)?;
+            let end = values.len() + columns;
+            first.decode(&parts, &mut values)?;
+            values.truncate(end);
         }
         Ok(values)
     }

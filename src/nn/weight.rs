@@ -119,8 +119,17 @@ impl Weight {
         std::iter::once(&shard.codes).chain(&shard.scales).map(Operand::whole).collect()
     }
 
-    /// The stacked parts `[parts · rows, columns]` as runs of rows that lie together.
-    pub(super) fn blocks(&self) -> Vec<Block> {
+    /// The first `rows` rows of the stacked parts `[parts · rows, columns]`, as runs of rows that lie together.
+    pub(super) fn blocks(&self, rows: u32) -> Vec<Block> {
+        let mut blocks = self.all_blocks();
+        blocks.retain(|block| block.first_row < rows);
+        for block in &mut blocks {
+            block.rows = block.rows.min(rows - block.first_row);
+        }
+        blocks
+    }
+
+    fn all_blocks(&self) -> Vec<Block> {
         if let [shard] = self.shards.as_slice() {
             let rows = self.parts * self.rows;
             return vec![Block { first_row: 0, rows, operands: self.operands(shard) }];

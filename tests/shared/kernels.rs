@@ -98,7 +98,7 @@ impl Rig {
         let bound: Vec<_> = buffers.iter().map(|buffer| (&**buffer, 0..buffer.bytes())).collect();
         let pipeline = self.gpu.pipeline(kernel.name(), &kernel.source(), &bindings);
         let dispatch = self.gpu.dispatch(pipeline, &bound, kernel.workgroups());
-        self.gpu.submit([&dispatch], &[]);
+        self.gpu.submit(self.gpu.encode([&dispatch], &[]));
         let mut outputs = Vec::new();
         for (buffer, arg) in buffers.iter().zip(&args) {
             if let Arg::Write(values) = arg {

@@ -100,6 +100,7 @@ pub struct Tiny {
 /// A plan whose logits can be read.
 struct Readable {
     plan: Plan,
+    wanted: Rows,
     logits: Value,
 }
 
@@ -123,7 +124,7 @@ impl Tiny {
         let mut residual = self.model.forward(&mut builder, &self.state, wanted);
         let logits = self.model.logits(&mut builder, &self.state, &mut residual).value;
         builder.keep(logits);
-        Readable { plan: builder.compile().expect("a plan"), logits }
+        Readable { plan: builder.compile().expect("a plan"), wanted, logits }
     }
 
     /// A plan that only adds to the caches.
@@ -135,19 +136,20 @@ impl Tiny {
 
     /// Logits of the last of `ids`, which stand at `position`.
     async fn step(&self, readable: &Readable, position: u32, ids: &[u32]) -> Vec<f32> {
-        self.submit(&readable.plan, position, ids).await;
+        self.submit(&readable.plan, readable.wanted, position, ids).await;
         self.read(readable, readable.logits).await
     }
 
-    async fn submit(&self, plan: &Plan, position: u32, ids: &[u32]) {
+    async fn submit(&self, plan: &Plan, wanted: Rows, position: u32, ids: &[u32]) {
         let rows = plan.rows();
         let step = Step { position, rows: ids.len() as u32, ..Step::default() };
         if let Some(table) = &self.table {
-            self.state.write_table_rows(&self.gpu, &table.rows(ids).await.expect("rows"));
+            let rows = table.rows(ids, self.model.table_columns(wanted)).await.expect("rows");
+            self.state.write_table_rows(&self.gpu, &rows);
         }
         self.state.write_tokens(&self.gpu, ids, rows);
         self.state.write_step(&self.gpu, &step, rows);
-        self.gpu.submit(plan.dispatches(), &[]);
+        self.gpu.submit(self.gpu.encode(plan.dispatches(), &[]));
     }
 
     async fn read(&self, readable: &Readable, value: Value) -> Vec<f32> {
@@ -272,10 +274,10 @@ pub async fn splits(gpu: &Rc<Gpu>, fixture: &Fixture) {
     let (caches, prefill) = (tiny.cache_plan(24), tiny.plan(24, true, Rows::Last));
     let decode = tiny.plan(1, true, Rows::Last);
     for split in 1..ids.len() {
-        tiny.submit(&caches, 0, &ids[..split]).await;
+        tiny.submit(&caches, Rows::None, 0, &ids[..split]).await;
         let got = tiny.step(&prefill, split as u32, &ids[split..]).await;
         fixture.assert_close(&format!("prefill in two at {split}"), &got, logits_at(ids.len() - 1));
-        tiny.submit(&caches, 0, &ids[..split]).await;
+        tiny.submit(&caches, Rows::None, 0, &ids[..split]).await;
         for position in split..ids.len() {
             let got = tiny.step(&decode, position as u32, &ids[position..position + 1]).await;
             fixture.assert_close(&format!("decode from {split}, at {position}"), &got, logits_at(position));

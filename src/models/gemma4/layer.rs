@@ -138,6 +138,21 @@ fn per_layer_block(
     }))
 }
 
+/// Gate and up, and down, of all experts: (name, rows of an expert). MLX has taken gate and up apart.
+fn expert_tensors(
+    experts: &str,
+    spec: MixtureSpec,
+    hidden: u32,
+    loader: &Loader<'_>,
+) -> (Vec<(String, u32)>, (String, u32)) {
+    let rows = spec.intermediate_size;
+    let of_mlx = |part: &str| format!("{experts}.switch_glu.{part}_proj.weight");
+    if loader.has(&of_mlx("gate")) {
+        return (vec![(of_mlx("gate"), rows), (of_mlx("up"), rows)], (of_mlx("down"), hidden));
+    }
+    (vec![(format!("{experts}.gate_up_proj"), 2 * rows)], (format!("{experts}.down_proj"), hidden))
+}
+
 /// The experts beside the MLP.
 struct Mixture {
     experts: Experts,
@@ -156,8 +171,7 @@ impl Mixture {
         let hidden = config.hidden_size;
         let kernel = NormKernel { eps: config.rms_norm_eps, unit_offset: false };
         let router_proj = (format!("{name}.router.proj.weight"), experts);
-        let gate_up_proj = format!("{name}.experts.gate_up_proj");
-        let down_proj = format!("{name}.experts.down_proj");
+        let (gate_up_proj, down_proj) = expert_tensors(&format!("{name}.experts"), spec, hidden, loader);
         let mut norm = |part: &str| loader.norm(format!("{name}.{part}"), hidden, kernel);
         let router_norm = norm("router.scale")?;
         let pre_feedforward_layernorm_2 = norm("pre_feedforward_layernorm_2.weight")?;
@@ -170,8 +184,8 @@ impl Mixture {
                 router_scale: (hidden as f32).powf(-0.5),
                 expert_scale: loader.vector(&format!("{name}.router.per_expert_scale"), experts)?,
                 norm: pre_feedforward_layernorm_2,
-                gate_up_proj: loader.experts(&gate_up_proj, [experts, 2 * intermediate_size, hidden])?,
-                down_proj: loader.experts(&down_proj, [experts, hidden, intermediate_size])?,
+                gate_up_proj: loader.experts(&gate_up_proj, experts, hidden)?,
+                down_proj: loader.experts(&[down_proj], experts, intermediate_size)?,
                 experts,
                 chosen,
                 activation: Activation::GeluTanh,

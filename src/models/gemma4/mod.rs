@@ -97,6 +97,11 @@ impl Gemma4 {
         }
     }
 
+    /// Of how many layers, from the first on, a step passes through any.
+    fn needed_layers(&self, wanted: Rows) -> usize {
+        if wanted == Rows::None { self.first_shared_layer } else { self.layers.len() }
+    }
+
     /// What the layers of `range` read of the per-layer embeddings.
     fn per_layer_values(
         &self,
@@ -122,16 +127,22 @@ impl TextModel for Gemma4 {
     fn forward(&self, plan: &mut PlanBuilder, state: &State, wanted: Rows) -> Residual {
         let embedding = self.embed_tokens.forward(plan, &state.inputs);
         let per_layer = self.per_layer.as_ref().zip(state.table_rows.as_ref());
-        let context = per_layer.map(|(inputs, rows)| inputs.project(plan, embedding, rows));
+        let needed = self.needed_layers(wanted);
+        let context = per_layer.map(|(inputs, rows)| inputs.project(plan, embedding, rows, needed as u32));
         let mut residual = Residual::new(embedding);
         let count = self.layers.len();
-        let first = if wanted == Rows::All || plan.rows() == 1 { count } else { self.first_shared_layer };
+        let is_one_row = wanted == Rows::Last && plan.rows() == 1;
+        let first = if wanted == Rows::All || is_one_row { count } else { self.first_shared_layer };
         self.layers(plan, &mut residual, state, context, 0..first, false);
         if wanted == Rows::Last && first < count {
             residual = residual.last_row(plan, &state.inputs);
             self.layers(plan, &mut residual, state, context, first..count, true);
         }
         residual
+    }
+
+    fn table_columns(&self, wanted: Rows) -> usize {
+        self.per_layer.as_ref().map_or(0, |inputs| inputs.columns as usize * self.needed_layers(wanted))
     }
 
     fn logits(&self, plan: &mut PlanBuilder, state: &State, residual: &mut Residual) -> Logits {

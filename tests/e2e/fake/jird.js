@@ -29,6 +29,7 @@ export default async function init({ module_or_path: response }) {
 
 export class Engine {
   #busy = false;
+  #opening = 0;
   #freed = false;
 
   static async load(location, options, { onProgress, signal, fetch }) {
@@ -83,10 +84,13 @@ export class Engine {
     });
   }
 
-  session(options) {
+  async session(options) {
     this.#checkLive();
     fake.calls.push(["session", options]);
     failIfAsked("session");
+    this.#opening++;
+    await pause();
+    this.#opening--;
     fake.live.sessions++;
     return new Session(this);
   }
@@ -102,7 +106,7 @@ export class Engine {
   }
 
   free() {
-    if (this.#busy) throw new Error("attempted to take ownership of Rust value while it was borrowed");
+    if (this.#busy || this.#opening) throw new Error("attempted to take ownership of Rust value while it was borrowed");
     this.#checkLive();
     this.#freed = true;
     fake.live.engines--;

@@ -381,6 +381,16 @@ test("disposing of the model disposes of its sessions", async () => {
   await assert.rejects(model.session(), rejectsWith("disposed", /open a session: the model was disposed of/));
 });
 
+test("disposing of the model waits for a session that is being opened, and disposes of it", async () => {
+  fake.stepMs = 2;
+  const model = await load();
+  const opening = model.session();
+  await model.dispose();
+  const session = await opening;
+  assert.throws(() => session.generate("a"), rejectsWith("disposed", /disposed of/));
+  assert.deepEqual(fake.live, { engines: 0, sessions: 0, generations: 0 });
+});
+
 test("a session that cannot be opened says why", async () => {
   const model = await load();
   fake.failures.session = Object.assign(new Error("could not allocate k cache."), { code: "out_of_memory" });
