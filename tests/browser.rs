@@ -9,6 +9,9 @@ mod kernels;
 #[allow(dead_code, reason = "natively there are more cases")]
 #[path = "shared/models.rs"]
 mod models;
+#[allow(dead_code, reason = "natively the first logits are compared too")]
+#[path = "shared/pocket.rs"]
+mod pocket;
 
 use std::rc::Rc;
 
@@ -57,17 +60,21 @@ async fn greedy() {
 /// Where `./run test` serves the real models.
 const ORIGIN: Option<&str> = option_env!("JIRD_TEST_ORIGIN");
 
+/// A model by way of the cache.
+async fn load(name: &str, options: LoadOptions) -> Rc<Model> {
+    let origin = ORIGIN.expect("JIRD_TEST_ORIGIN, the server of the models, when the tests are compiled");
+    let store = CacheStore::open("jird-test").await.expect("a cache");
+    let opener = HttpOpener::new(&format!("{origin}/models/{name}/")).expect("a location");
+    let repo = Repo::new(opener).with_store(Rc::new(store));
+    Model::load(&gpu().await, repo, options, Rc::new(())).await.expect("the model")
+}
+
 #[wasm_bindgen_test]
 async fn smollm2_continues_as_the_reference_does() {
-    let origin = ORIGIN.expect("JIRD_TEST_ORIGIN, the server of the models, when the tests are compiled");
     let expected: serde_json::Value =
         serde_json::from_str(include_str!("fixtures/smollm2.json")).expect("the reference");
-    let gpu = gpu().await;
-    let store = CacheStore::open("jird-test").await.expect("a cache");
-    let opener = HttpOpener::new(&format!("{origin}/models/smollm2/")).expect("a location");
-    let repo = Repo::new(opener).with_store(Rc::new(store));
     let options = LoadOptions { dtype: WeightDtype::F32, context: Some(64), ..LoadOptions::default() };
-    let model = Model::load(&gpu, repo, options, Rc::new(())).await.expect("the model");
+    let model = load("smollm2", options).await;
     let options = GenerateOptions { max_tokens: Some(16), ..GenerateOptions::default() };
     let prompt = Prompt::Text(expected["prompt"].as_str().expect("a prompt").to_owned());
     let mut generation = model.generate(&prompt, options).expect("a generation");
@@ -76,6 +83,16 @@ async fn smollm2_continues_as_the_reference_does() {
         ids.extend(piece.ids);
     }
     assert_eq!(serde_json::json!(ids), expected["ids"]);
+}
+
+#[wasm_bindgen_test]
+async fn pocket_answers_as_the_reference_does() {
+    let model = load("pocket", LoadOptions { context: Some(512), ..LoadOptions::default() }).await;
+    // A kind of conversation each; natively, and with JIRD_FULL, all of them.
+    let nth = if option_env!("JIRD_FULL").is_some() { 1 } else { 3 };
+    for line in pocket::answers_as_transformers_does(&model, nth).await {
+        console_log!("{line}");
+    }
 }
 
 /// Unicode's normal forms come from the browser.

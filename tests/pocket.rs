@@ -41,7 +41,7 @@ fn answers_as_transformers_does() {
     pollster::block_on(async {
         let options = LoadOptions { context: Some(512), ..LoadOptions::default() };
         let model = Model::load(&gpu().await, repo(), options, Rc::new(())).await.expect("the model");
-        for line in pocket::answers_as_transformers_does(&model).await {
+        for line in pocket::answers_as_transformers_does(&model, 1).await {
             println!("{line}");
         }
     });

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A small server for the pages, the models and the tests: HTTP Range, validators, CORS, and a way back for results.
 
-    tools/serve.py [--port N]        serves www/ at /, .work/models at /models/, tests/fixtures at /fixtures/,
-                                     and what tools/faults.py describes at /faults/
+    tools/serve.py [--port N]        serves www/ at /, models/ and .work/models at /models/, tests/fixtures at
+                                     /fixtures/, and what tools/faults.py describes at /faults/
 
 A page hands its result back with `fetch("/result", {method: "POST", body})`.
 """
@@ -17,9 +17,14 @@ import threading
 import urllib.parse
 
 import faults
-from project import MODELS, ROOT, main
+from project import MODELS, ROOT, Failure, main
 
-MOUNTS = {"/models/": MODELS, "/fixtures/": ROOT / "tests" / "fixtures", "/": ROOT / "www"}
+# Folders by the beginning of the path; the first that has the file serves it.
+MOUNTS = {
+    "/models/": [ROOT / "models", MODELS],
+    "/fixtures/": [ROOT / "tests" / "fixtures"],
+    "/": [ROOT / "www"],
+}
 
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -101,6 +106,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.answer(204, {"Access-Control-Allow-Methods": "GET, HEAD, POST", "Access-Control-Allow-Headers": "*"})
 
     def do_POST(self):
+        if self.path.startswith("/prepare/"):
+            return self.prepare(self.path.removeprefix("/prepare/"))
         length = int(self.headers.get("Content-Length", 0))
         if self.path != "/result" or length > MAX_RESULT_BYTES:
             self.close_connection = True  # the body stays unread
@@ -108,15 +115,27 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.results.put(self.rfile.read(length).decode(errors="replace"))
         self.answer(204)
 
+    def prepare(self, name):
+        """Answers when the model is there; with what a person has to do, when it can't be brought."""
+        try:
+            self.answer(204 if self.server.prepare(name) else 404)
+        except Failure as failure:
+            text = str(failure).encode()
+            self.answer(500, {"Content-Type": "text/plain; charset=utf-8"}, length=len(text))
+            self.wfile.write(text)
+
     def file(self):
         """The file that the path names, below one of the mounts."""
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
         mount = next(prefix for prefix in MOUNTS if path.startswith(prefix) or prefix == "/")
-        folder = MOUNTS[mount].resolve()
-        file = (folder / path.removeprefix(mount)).resolve()
-        if file.is_dir():
-            file = file / "index.html"
-        return file if file.is_relative_to(folder) and file.is_file() else None
+        for folder in MOUNTS[mount]:
+            folder = folder.resolve()
+            file = (folder / path.removeprefix(mount)).resolve()
+            if file.is_dir():
+                file = file / "index.html"
+            if file.is_relative_to(folder) and file.is_file():
+                return file
+        return None
 
     def answer(self, status, headers={}, path=None, start=0, length=0):
         """Send the head, and `length` bytes of the file at `path` from `start` on, if a body was asked for."""
@@ -136,12 +155,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Listens on 127.0.0.1; with port 0, on a free one. As a context manager it serves in the background."""
+    """Listens on 127.0.0.1; with port 0, on a free one. As a context manager it serves in the background.
+
+    `prepare` brings the model of a name that a page asks for, and says whether there is one.
+    """
 
     daemon_threads = True
 
-    def __init__(self, port=0):
+    def __init__(self, port=0, prepare=lambda name: False):
         self.results = queue.Queue()
+        self.prepare = prepare
         super().__init__(("127.0.0.1", port), functools.partial(Handler, self.results, faults.Sessions()))
 
     @property

@@ -29,6 +29,7 @@ AREAS = {
     "text": "models that read and write text, and all that stands below them",
     "loader": "files, their way over bad networks, and what is kept of them",
     "gemma4": "one family with all that it alone uses, its per-layer embeddings among them",
+    "pocket": "the model in models/pocket",
 }
 
 # Areas whose tests belong to steps of "text" too; their own steps run when they are asked for alone.
@@ -40,7 +41,12 @@ GEMMA4_TARGETS = ("--test=models", "--test=engine_rows")
 GEMMA4_NAMES = ("gemma4", "per_layer", "experts", "mixtures")
 MIXED = ("plans", "shaders", "kernels", "quantised_checkpoints", "text_output")
 GEMMA4_AMONG_OTHERS = ("--lib", *(f"--test={name}" for name in MIXED))
-BROWSER_TARGETS_OF = {LOADER: ("--test=fetch_browser",), GEMMA4: ("--test=engine_browser",)}
+POCKET = "pocket"
+BROWSER_TARGETS_OF = {
+    LOADER: ("--test=fetch_browser",),
+    GEMMA4: ("--test=engine_browser",),
+    POCKET: ("--test=browser", "--", POCKET),
+}
 
 # What runs on the second software driver too: every kernel. The families run on it in Chromium.
 GPU_TARGETS = ("kernels",)
@@ -177,6 +183,7 @@ def web(origin, full):
     yield check("package sizes", pack.check_sizes)
     yield Step("package in Chromium", package_tests, "text")
     yield check("demo", demo.check, area="text")
+    yield check("demo", demo.check, area=POCKET)
 
 
 def native_tests(full):
@@ -190,6 +197,7 @@ def native_tests(full):
     yield runner("Gemma 4, native", CARGO_SUMMARY, *family, area=GEMMA4, JIRD_FAMILY=GEMMA4, **lavapipe)
     parts = (*cargo_test, *GEMMA4_AMONG_OTHERS, "--", *GEMMA4_NAMES)
     yield runner("parts of Gemma 4, native", CARGO_SUMMARY, *parts, area=GEMMA4, **lavapipe)
+    yield runner("pocket, native", CARGO_SUMMARY, *cargo_test, "--test=pocket", area=POCKET, **lavapipe)
     yield runner("native, lavapipe", CARGO_SUMMARY, *cargo_test, area="text", **real, **lavapipe)
 
     gpu_targets = [f"--test={target}" for target in GPU_TARGETS]

@@ -9,6 +9,9 @@ const prompt = byId("prompt");
 /** @type {Model | undefined} */
 let model;
 let messages = [];
+/** What models.json says of the models that it lists, and of the one that is loaded. */
+let listed = [];
+let described;
 /** What the load said about the cache, if that failed. */
 let cacheProblem = "";
 /** Ends the load or the answer that is under way. */
@@ -40,12 +43,13 @@ byId("dismiss").addEventListener("click", () => {
 });
 await listModels();
 showReadiness();
+if (listed[0]?.atOnce) run(load);
 
 async function listModels() {
   const select = byId("model");
   const response = await fetch("./models.json").catch(() => undefined);
-  const models = response?.ok ? await response.json() : [];
-  for (const { name, source } of models) select.add(new Option(name, source));
+  listed = response?.ok ? await response.json() : [];
+  for (const { name, source } of listed) select.add(new Option(name, source));
   select.add(new Option("Another…", ""));
   showSourceField();
 }
@@ -78,8 +82,10 @@ async function load(signal) {
   await model?.dispose();
   model = undefined;
   cacheProblem = "";
+  described = listed.find((entry) => entry.source === source);
   showLoading();
   try {
+    if (described?.prepare) await prepare(described, signal);
     const start = performance.now();
     model = await Model.load(source, { dtype, signal, onProgress: showProgress });
     byId("progress-text").textContent = `Loaded in ${seconds(performance.now() - start)}. ${cacheProblem}`;
@@ -88,6 +94,13 @@ async function load(signal) {
     throw error;
   }
   clearChat();
+}
+
+/** Has the demo's server fetch a model that it does not have yet. Other servers have it or not, as the load tells. */
+async function prepare({ name, prepare }, signal) {
+  byId("progress-text").textContent = `The server makes ${name} ready: the first time it fetches it, which takes a while…`;
+  const response = await fetch(prepare, { method: "POST", signal });
+  if (response.status === 500) throw new Error(await response.text());
 }
 
 async function answer(signal) {
@@ -168,10 +181,28 @@ function keepingAtEnd(change) {
 function clearChat() {
   messages = [];
   for (const article of log.querySelectorAll("article")) article.remove();
-  byId("hint").hidden = false;
-  byId("hint").textContent = "Ask something. Enter sends, Shift+Enter begins a new line, Escape stops.";
+  showHint();
   byId("stats").textContent = "";
   byId("clear").disabled = true;
+}
+
+/** What a new chat begins with: what the model is, and what it may be asked. */
+function showHint() {
+  const keys = "Ask something. Enter sends, Shift+Enter begins a new line, Escape stops.";
+  byId("hint").hidden = false;
+  byId("hint-text").textContent = described?.about ?? keys;
+  byId("examples").replaceChildren(...(described?.examples ?? []).map(exampleButton));
+}
+
+function exampleButton(text) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = text;
+  button.addEventListener("click", () => {
+    prompt.value = text;
+    byId("composer").requestSubmit();
+  });
+  return button;
 }
 
 function showLoading() {

@@ -28,17 +28,26 @@ after(async () => {
   await site?.close();
 });
 
-/** Opens the page with a double whose steps take `stepMs`; what the page logs as an error fails the test. */
-async function open(t, { path = "/index.html", stepMs = 5, uncached = false, script, failures = {}, ...context } = {}) {
+const SMOLLM2 = { name: "SmolLM2", source: "./models/smollm2" };
+
+/**
+ * Opens the page with a double whose steps take `stepMs`, and with these models to choose from; null leaves it its own.
+ * What the page logs as an error fails the test, unless it is `tolerated`.
+ */
+async function open(t, { path = "/index.html", models = [SMOLLM2], tolerated, ...options } = {}) {
+  const { stepMs = 5, uncached = false, script, failures = {}, ...context } = options;
   const page = await browser.newPage({ viewport: DESKTOP, ...context });
   const problems = [];
   page.on("pageerror", (error) => problems.push(String(error)));
-  page.on("console", (message) => message.type() === "error" && problems.push(message.text()));
+  page.on("console", (message) => {
+    if (message.type() === "error" && !tolerated?.test(message.text())) problems.push(message.text());
+  });
   t.after(async () => {
     await page.close();
     assert.deepEqual(problems, []);
   });
   await page.route("**/pkg/jird_bg.wasm", (route) => route.fulfill({ body: Buffer.from(EMPTY_WASM) }));
+  if (models) await page.route("**/models.json", (route) => route.fulfill({ json: models }));
   await page.goto(site.origin + path);
   await page.evaluate(
     async ({ stepMs, uncached, script, failures }) => {
@@ -177,6 +186,38 @@ test("a model that the cache cannot keep loads, and the page says so", async (t)
   const page = await open(t, { uncached: true });
   await loadModel(page);
   await page.getByText("not kept in the browser's cache: the quota is used up").waitFor();
+});
+
+test("the repository's model loads at once, says what it is, and its examples ask", async (t) => {
+  const page = await open(t, { models: null });
+  await page.getByText("Loaded in").waitFor();
+  await page.getByText("everything else with nonsense").waitFor();
+  await picture(page, "pocket");
+  const example = page.getByLabel("Examples").getByRole("button").first();
+  const question = await example.innerText();
+  await example.click();
+  await page.getByText("tokens/s").waitFor();
+  const [asked] = await page.getByRole("article").allInnerTexts();
+  assert.ok(asked.includes(question), asked);
+  await page.getByRole("button", { name: "Send" }).waitFor();
+  assert.equal(await example.isVisible(), false);
+  await page.getByRole("button", { name: "New chat" }).click();
+  assert.equal(await example.isVisible(), true);
+});
+
+test("a model that the server does not have is made ready first", async (t) => {
+  const models = [SMOLLM2, { name: "Larger", source: "./models/larger", prepare: "./prepare/larger" }];
+  const page = await open(t, { models, tolerated: /status of 500/ });
+  let answer = { status: 500, body: "python packages are missing" };
+  await page.route("**/prepare/larger", (route) => route.fulfill(answer));
+  await page.getByRole("combobox", { name: "Model" }).selectOption("Larger");
+  await page.getByRole("button", { name: "Load" }).click();
+  await page.getByRole("alert").waitFor();
+  assert.match(await page.getByRole("alert").innerText(), /python packages are missing/);
+  answer = { status: 204 };
+  await loadModel(page);
+  const calls = await page.evaluate(async () => (await import("/pkg/jird.js")).fake.calls.map(([, source]) => source));
+  assert.deepEqual(calls, [`${site.origin}/models/larger/`]);
 });
 
 test("another model's address is asked for and passed on", async (t) => {
