@@ -5,6 +5,7 @@ import json
 import embed
 import images
 import speech
+from data import ROW
 from project import EMBEDDER, MODEL, WORK
 
 FRONT = """---
@@ -25,7 +26,7 @@ MLP, per-layer embeddings, a soft-cap, the vision tower and the audio tower. No 
 It is not of use beyond that. It knows a few hundred words of English: small questions and short stories, sums up to
 20, calls of six tools, sentences that espeak-ng speaks, and drawn pictures of
 {shapes}.
-Outside of these it answers nonsense, fluently.
+Outside of these it answers nonsense, fluently. Conversations in its training had at most {row} tokens.
 
 ## How it was made
 
@@ -81,7 +82,7 @@ def write():
     rows = "\n".join(f"| {name} | {figure:.1%} |" for name, figure in measured.items())
     card = POCKET.format(
         millions=parameters(MODEL), shapes=", ".join(f"{shape}s" for shape in images.SHAPES).replace("crosss", "crosses"),
-        voices=len(speech.BASES) * len(speech.VARIANTS), training=training(), rows=rows,
+        row=ROW, voices=len(speech.BASES) * len(speech.VARIANTS), training=training(), rows=rows,
     )  # fmt: skip
     (MODEL / "README.md").write_text(FRONT.format(tags="pipeline_tag: any-to-any") + card)
     found = json.loads((WORK / "measured-embed.json").read_text())
