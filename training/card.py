@@ -23,21 +23,24 @@ part of Gemma 4 E2B: sliding and full layers of different head sizes, layers tha
 MLP, per-layer embeddings, a soft-cap, the vision tower and the audio tower. No weights of Google's are in it.
 
 It is not of use beyond that. It knows a few hundred words of English: small questions and short stories, sums up to
-20, calls of six tools, drawn pictures of {shapes}, and sentences that espeak-ng speaks. Outside of these it
-answers nonsense, fluently.
+20, calls of six tools, sentences that espeak-ng speaks, and drawn pictures of
+{shapes}.
+Outside of these it answers nonsense, fluently.
 
 ## How it was made
 
 By `training/` of this repository: conversations and sentences from a grammar, drawn pictures, synthetic speech of
-{voices} voices, and the King James bible as prose. {runs}
+{voices} voices, and the King James bible as prose.
+{training}
 
 The weights are stored in MLX's affine layout, groups of 64: the matrices of the text layers at 4 bits, other matrices
 at 8, the rest as 16-bit floats. `layer_scalar`s were set, not learned.
 
 ## What was measured
 
-With transformers, from the stored weights, greedily, on data that was not trained on. Voices are called unseen if
-none of their variants was trained on.
+With transformers, from the stored weights, greedily and word for word, on data from seeds that were not trained on; in
+brackets how many. Conversations of the grammar are short, so some of these occur in the training all the same, and those
+that don't are counted apart. Voices are called unseen if none of their variants was trained on.
 
 | | |
 |---|---|
@@ -63,13 +66,14 @@ def parameters(folder):
     return sum(tensor.numel() for file in folder.rglob("model.safetensors") for tensor in load_tensors(file).values()) / 1e6
 
 
-def runs():
-    """How the training went, from what `fit.train` wrote of it and of the run that it went on from."""
-    out = []
-    for run in json.loads((WORK / "trained.json").read_text()):
-        text, pictures, sounds = run["sizes"]
-        out.append(f"{run['steps']:,} steps of {text} rows of text, {pictures} of pictures and {sounds} of speech took {run['seconds']} s on one {run['device']}")
-    return "Training: " + "; then, with other data, ".join(out) + "."
+def training():
+    """How the training went, from what `fit.train` wrote of it."""
+    run = json.loads((WORK / "trained.json").read_text())
+    text, pictures, sounds = run["sizes"]
+    return (
+        f"Training: {run['steps']:,} steps of {text} rows of text, {pictures} of pictures and {sounds} of speech took "
+        f"{run['seconds']} s on one {run['device']}."
+    )
 
 
 def write():
@@ -77,7 +81,7 @@ def write():
     rows = "\n".join(f"| {name} | {figure:.1%} |" for name, figure in measured.items())
     card = POCKET.format(
         millions=parameters(MODEL), shapes=", ".join(f"{shape}s" for shape in images.SHAPES).replace("crosss", "crosses"),
-        voices=len(speech.BASES) * len(speech.VARIANTS), runs=runs(), rows=rows,
+        voices=len(speech.BASES) * len(speech.VARIANTS), training=training(), rows=rows,
     )  # fmt: skip
     (MODEL / "README.md").write_text(FRONT.format(tags="pipeline_tag: any-to-any") + card)
     found = json.loads((WORK / "measured-embed.json").read_text())

@@ -19,7 +19,8 @@ ROW = 240  # tokens of a row
 MAX_PATCHES = images.MAX_SOFT_TOKENS * images.POOL**2
 PATCH_BYTES = 3 * images.PATCH**2
 LETTERS = " abcdefghijklmnopqrstuvwxyz'"
-TALKS = 3  # conversations about each picture
+TALKS = 2  # conversations about each picture, and as many about its mirror image
+SLICE = 64  # pictures or recordings that are made, and taken up, together
 HELD_OUT = 1 << 40  # seeds from here on are never trained on
 
 
@@ -82,26 +83,53 @@ class Rows:
         return np.stack(self.rows)
 
 
-def text_rows(seed, count):
-    """Rows of packed conversations, stories and prose."""
-    rng, tok, rows, verses = random.Random(seed), tokenizer(), Rows(), prose()
+TEXT_PARTS = 64
+
+
+def part_seed(seed, part):
+    """The seed of one of the `TEXT_PARTS` parts of the text."""
+    return seed * 3_000_017 + part
+
+
+def text_examples(seed, count):
+    """Conversations and stories, and passages of prose with the number of tokens that they are cut to."""
+    rng, verses = random.Random(seed), prose()
     for _ in range(count):
         if rng.random() < 0.12:
             at = rng.randrange(len(verses) - 6)
-            ids = tok.encode(" ".join(verses[at : at + 6])).ids[: rng.randint(40, 160)]
+            yield " ".join(verses[at : at + 6]), rng.randint(40, 160)
+        else:
+            yield grammar.conversation(rng), None
+
+
+def text_rows(seed, count):
+    """Rows of packed conversations, stories and prose."""
+    tok, rows = tokenizer(), Rows()
+    for example, most in text_examples(seed, count):
+        if most:
+            ids = tok.encode(example).ids[:most]
             rows.add(ids, [False] + [True] * (len(ids) - 1))
         else:
-            rows.add(*encode(tok, grammar.conversation(rng)))
+            rows.add(*encode(tok, example))
     return rows.array()
 
 
+def trained_conversations(count, seed):
+    """What `make` trains on of `count` texts, as `(messages, answer)` in JSON."""
+    parts = (text_examples(part_seed(seed, part), count // TEXT_PARTS) for part in range(TEXT_PARTS))
+    return {as_json(example) for part in parts for example, most in part if not most}
+
+
+def as_json(example):
+    return json.dumps([example.messages, example.answer])
+
+
 def picture(seed, processor):
-    """A drawn scene: what it is, the picture, its patches and their grid, its cells' labels."""
+    """A drawn scene: what it is, the picture, its patches and their grid."""
     rng = random.Random(seed)
     ground, objects = images.scene(rng)
     drawn = images.draw(ground, objects, rng)
-    patches, rows, columns = images.patches(drawn, processor)
-    return ground, objects, drawn, patches, rows, columns, images.cells(objects, rows, columns, drawn.width / drawn.height)
+    return ground, objects, drawn, *images.patches(drawn, processor)
 
 
 def recording(seed, extractor, unseen=False):
@@ -122,26 +150,25 @@ def array(name, shape, dtype, mode="r+"):
     return np.lib.format.open_memmap(WORK / f"{name}.npy", mode, dtype, shape if mode == "w+" else None)
 
 
-def fill_pictures(job):
-    seed, first, last = job
+def fill_pictures(seed, first, last):
     processor, tok = image_processor(), tokenizer()
     arrays = {name: array(name, None, None) for name in ("patches", "grids", "cells", "talks")}
     for at in range(first, last):
-        ground, objects, _, patches, rows, columns, cells = picture(seed * 1_000_003 + at, processor)
+        ground, objects, drawn, patches, rows, columns = picture(seed * 1_000_003 + at, processor)
         arrays["patches"][at, : len(patches)] = patches
         arrays["grids"][at] = rows, columns
-        arrays["cells"][at, : len(cells)] = cells
         rng = random.Random(seed * 1_000_003 + at)
-        for talk in range(TALKS):
-            out = Rows()
-            example = images.conversation(ground, objects, rng)
-            while not out.add(*encode(tok, example, image_place(len(cells))), alone=True):
-                example = images.conversation(ground, objects, rng)
-            arrays["talks"][at, talk] = out.rows[0]
+        for side, scene in enumerate(((ground, objects), images.mirrored(ground, objects))):
+            cells = images.cells(scene[1], rows, columns, drawn.width / drawn.height)
+            arrays["cells"][at, side, : len(cells)] = cells
+            for talk in range(TALKS):
+                out = Rows()
+                while not out.add(*encode(tok, images.conversation(*scene, rng), image_place(len(cells))), alone=True):
+                    pass
+                arrays["talks"][at, side, talk] = out.rows[0]
 
 
-def fill_recordings(job):
-    seed, first, last = job
+def fill_recordings(seed, first, last):
     extractor, tok = feature_extractor(), tokenizer()
     arrays = {name: array(name, None, None) for name in ("sounds", "frames", "letters", "heard")}
     for at in range(first, last):
@@ -157,24 +184,35 @@ def fill_recordings(job):
         arrays["heard"][at] = out.rows[0]
 
 
+def fill(job):
+    kind, *slice = job
+    {"pictures": fill_pictures, "recordings": fill_recordings}[kind](*slice)
+    return job
+
+
 def make(texts, pictures, recordings, seed):
-    """Writes all arrays, with one process a core. Another seed gives other data."""
+    """Writes all arrays, with one process a core. Another seed gives other data.
+
+    Each slice is noted in `made.txt` once it is there, so that the training can begin before all are.
+    """
     WORK.mkdir(parents=True, exist_ok=True)
+    (WORK / "made.txt").unlink(missing_ok=True)
     for name, shape, dtype in [
         ("patches", (pictures, MAX_PATCHES, PATCH_BYTES), np.uint8), ("grids", (pictures, 2), np.uint8),
-        ("cells", (pictures, images.MAX_SOFT_TOKENS, 3), np.uint8), ("talks", (pictures, TALKS, 4, ROW), np.int16),
+        ("cells", (pictures, 2, images.MAX_SOFT_TOKENS, len(images.LABELS)), np.uint8),
+        ("talks", (pictures, 2, TALKS, 4, ROW), np.int16),
         ("sounds", (recordings, speech.MAX_FRAMES, 128), np.float16), ("frames", (recordings,), np.int32),
         ("letters", (recordings, 96), np.uint8), ("heard", (recordings, 4, ROW), np.int16),
     ]:  # fmt: skip
         array(name, shape, dtype, "w+")
-    # One thread a process: the processes are as many as the cores.
+    # One thread a process: the processes are as many as the cores, but one for the training.
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    cores = os.cpu_count()
-    with multiprocessing.get_context("spawn").Pool(cores) as pool:
-        slices = lambda count: [(seed, at, min(count, at + 64)) for at in range(0, count, 64)]  # noqa: E731
-        sounds = pool.map_async(fill_recordings, slices(recordings), chunksize=1)
-        drawn = pool.map_async(fill_pictures, slices(pictures), chunksize=1)
-        written = pool.starmap_async(text_rows, [(seed * 3_000_017 + i, texts // 64) for i in range(64)], chunksize=1)
-        np.save(WORK / "texts.npy", np.concatenate(written.get()))
-        sounds.get()
-        drawn.get()
+    counts = {"pictures": pictures, "recordings": recordings}
+    jobs = [(at / count, kind, at, min(count, at + SLICE)) for kind, count in counts.items() for at in range(0, count, SLICE)]
+    jobs = [(kind, seed, first, last) for _, kind, first, last in sorted(jobs)]
+    with multiprocessing.get_context("spawn").Pool(max(1, os.cpu_count() - 1)) as pool:
+        written = pool.starmap(text_rows, [(part_seed(seed, part), texts // TEXT_PARTS) for part in range(TEXT_PARTS)], chunksize=1)
+        np.save(WORK / "texts.npy", np.concatenate(written))
+        with (WORK / "made.txt").open("w", buffering=1) as made:
+            for kind, _, first, last in pool.imap_unordered(fill, jobs):
+                print(kind, first, last, file=made)

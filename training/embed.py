@@ -46,20 +46,40 @@ class Embedder(nn.Module):
         super().__init__()
         # Eager: rows past the window of every word see nothing, of which the fused attention's gradient is not a number.
         self.encoder = Gemma3TextModel._from_config(config(), attn_implementation="eager")
+        # Starts near the mean of its words' vectors, which tells sentences apart.
+        with torch.no_grad():
+            for name, weight in self.encoder.named_parameters():
+                if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
+                    weight.fill_(-0.7)
+                elif weight.ndim == 2:
+                    weight.normal_(0, weight.shape[1] ** -0.5)
         width = self.encoder.config.hidden_size
         self.widen, self.narrow = nn.Linear(width, WIDE, bias=False), nn.Linear(WIDE, width, bias=False)
 
-    def forward(self, ids):
+    def mean(self, ids):
         valid = ids != 0
         hidden = self.encoder(input_ids=ids, attention_mask=valid, use_cache=False).last_hidden_state.float()
-        mean = (hidden * valid[..., None]).sum(1) / valid.sum(1, keepdim=True)
-        return F.normalize(self.narrow(self.widen(mean)), dim=-1)
+        return (hidden * valid[..., None]).sum(1) / valid.sum(1, keepdim=True)
+
+    def forward(self, ids):
+        return F.normalize(self.narrow(self.widen(self.mean(ids))), dim=-1)
+
+    @torch.no_grad()
+    def look_past_the_common(self, ids, directions=12):
+        """Makes the dense layers blind to what all texts share, by their prompt or wording, and which hides the rest."""
+        common = torch.linalg.svd(self.mean(ids).cpu(), full_matrices=False).Vh[:directions].to(ids.device)
+        self.widen.weight -= self.widen.weight @ common.T @ common
 
 
 def token_ids(tok, texts):
     """Rows of ids between <bos> and <eos>, padded behind."""
     rows = [each.ids[: LENGTH - 1] + [1] for each in tok.encode_batch(texts)]
     return torch.tensor([row + [0] * (LENGTH - len(row)) for row in rows])
+
+
+def trimmed(ids):
+    """Rows without the places behind the longest of them."""
+    return ids[:, : int((ids != 0).sum(1).max())]
 
 
 def near(meaning, rng):
@@ -86,6 +106,7 @@ def train(steps, seconds, size, count, rate, device):
     torch.manual_seed(SEED)
     pairs = make_pairs(count).to(device)
     model = Embedder().to(device)
+    model.look_past_the_common(trimmed(pairs[:500].flatten(0, 1).long()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01, fused=device == "cuda")
     began = time.time()
     for step in range(steps):
@@ -96,13 +117,13 @@ def train(steps, seconds, size, count, rate, device):
             group["lr"] = rate * min(1, (step + 1) / 100) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * done)))
         rows = pairs[torch.randint(count, (size,), device=device)].long()
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            vectors = model(rows.flatten(0, 1)).float().view(size, 3, -1)
-        logits = vectors[:, 0] @ vectors[:, 1:].transpose(0, 1).flatten(0, 1).T * 20
+            vectors = model(trimmed(rows.flatten(0, 1))).float().view(size, 3, -1)
+        logits = vectors[:, 0] @ vectors[:, 1:].flatten(0, 1).T * 20
         loss = F.cross_entropy(logits, torch.arange(size, device=device) * 2)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        if torch.isfinite(nn.utils.clip_grad_norm_(model.parameters(), 1.0)):
+            optimizer.step()
         if step % min(200, max(1, steps // 10)) == 0:
             print(f"embed step {step}/{steps} {time.time() - began:.0f} s loss {loss.item():.4f}", flush=True)
     torch.save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, WORK / "embed.pt")

@@ -12,7 +12,7 @@ import numpy as np
 import speech
 import torch
 from affine import load_dequantised
-from data import HELD_OUT, MAX_PATCHES, PATCH_BYTES, feature_extractor, image_processor, picture, recording
+from data import HELD_OUT, MAX_PATCHES, PATCH_BYTES, as_json, feature_extractor, image_processor, picture, recording
 from fit import grid_positions
 from project import MODEL, WORK
 
@@ -102,7 +102,7 @@ def word_errors(said, heard):
 
 def held_out_texts(count):
     rng = random.Random(HELD_OUT)
-    return [ask_text(grammar.conversation(rng)) for _ in range(count)]
+    return [grammar.conversation(rng) for _ in range(count)]
 
 
 def held_out_pictures(count):
@@ -111,7 +111,7 @@ def held_out_pictures(count):
     captions, questions = [], []
     with ThreadPoolExecutor() as threads:
         pictures = list(threads.map(lambda at: picture(HELD_OUT + at, processor), range(count)))
-    for at, (ground, objects, _, patches, rows, columns, _) in enumerate(pictures):
+    for at, (ground, objects, _, patches, rows, columns) in enumerate(pictures):
         rng = random.Random(at)
         captions.append(ask_picture(patches, rows, columns, images.ask([(rng.choice(images.CAPTION_ASKS), images.caption(ground, objects))])))
         questions.append(ask_picture(patches, rows, columns, images.ask(images.questions(ground, objects, rng)[:1])))
@@ -132,28 +132,38 @@ def wrong(name, asked, given, show=4):
         print(f"  {name}: expected {expected!r}, got {text!r}")
 
 
-def evaluate(count, device):
+def text_figures(model, count, trained):
+    """How many conversations end as they should, by kind; and apart, of those that are not, word for word, among `trained`.
+
+    The grammar has few short questions, so that many of them are. Stories have no one right end.
+    """
+    examples = [example for example in held_out_texts(count) if example.kind != "story"]
+    asked = [ask_text(example) for example in examples]
+    given = answers(model, asked)
+    wrong("text", asked, given, 8)
+    kinds = collections.defaultdict(list)
+    for example, text in zip(examples, given):
+        right = text == example.answer.replace("<|tool_response>", "")
+        kinds[f"{example.kind} exact"].append(right)
+        if as_json(example) not in trained:
+            kinds[f"{example.kind} exact, conversation not trained on"].append(right)
+    return {f"{name} ({len(right)})": sum(right) / len(right) for name, right in sorted(kinds.items())}
+
+
+def evaluate(count, device, trained):
     """Prints and returns the figures; writes them to `measured.json`."""
     model = load_dequantised(MODEL).to(device)
-    figures = {}
-    texts = held_out_texts(2 * count)
-    given = answers(model, texts)
-    kinds = collections.defaultdict(list)
-    for each, text in zip(texts, given):
-        kinds[each.kind].append(text == each.expected.replace("<|tool_response>", ""))
-    for kind, right in kinds.items():
-        if kind != "story":
-            figures[f"{kind} exact"] = sum(right) / len(right)
-    wrong("text", [each for each in texts if each.kind != "story"], [text for each, text in zip(texts, given) if each.kind != "story"], 8)
+    figures = text_figures(model, 2 * count, trained)
     for name, asked in zip(("caption", "image question"), held_out_pictures(count)):
         given = answers(model, asked)
-        figures[f"{name} exact"] = sum(text == each.expected for each, text in zip(asked, given)) / count
+        figures[f"{name} exact ({count})"] = sum(text == each.expected for each, text in zip(asked, given)) / count
         wrong(name, asked, given)
     for name, unseen in (("heard voices", False), ("unseen voices", True)):
         asked = held_out_sounds(count, unseen)
         given = answers(model, asked)
         words = sum(len(each.expected.split()) for each in asked)
-        figures[f"word error rate, {name}"] = sum(word_errors(each.expected, text) for each, text in zip(asked, given)) / words
+        errors = sum(word_errors(each.expected, text) for each, text in zip(asked, given))
+        figures[f"word error rate, {name} ({count} sentences)"] = errors / words
         wrong(name, asked, given)
     (WORK / "measured.json").write_text(json.dumps(figures, indent=2) + "\n")
     for name, figure in figures.items():

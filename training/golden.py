@@ -1,7 +1,9 @@
 """Golden values for tests/fixtures/pocket: what transformers makes of the stored weights, dequantised to f32."""
 
+import itertools
 import json
 import random
+import shutil
 import wave
 
 import chat
@@ -17,6 +19,7 @@ from project import FIXTURES, MODEL
 
 PROMPTS = 20
 PICTURES = 4
+PICTURE_BYTES = 64 << 10  # at most, of each: pictures of much noise stay out of the repository
 SOUNDS = 4
 SENTENCES = 8
 GOLDEN = HELD_OUT + (1 << 20)
@@ -42,7 +45,7 @@ def greedy(model, asked, most=80):
     top = first.topk(8)
     return {
         "prompt": asked.ids, "ids": ids[len(asked.ids) :], "gaps": rounded(gaps),
-        "text": chat.tokenizer().decode(ids[len(asked.ids) :], skip_special_tokens=True),
+        "text": chat.tokenizer().decode(ids[len(asked.ids) :], skip_special_tokens=False),
         "first_logits": {"ids": top.indices.tolist(), "values": rounded(top.values)},
     }  # fmt: skip
 
@@ -70,15 +73,20 @@ def write_prompts(model):
 
 
 def write_pictures(model):
-    processor, out = image_processor(), []
+    processor, out, seeds = image_processor(), [], itertools.count(GOLDEN)
     for at in range(PICTURES):
-        ground, objects, drawn, patches, rows, columns, _ = picture(GOLDEN + at, processor)
-        drawn.save(FIXTURES / f"picture-{at}.png", optimize=True)
+        file = FIXTURES / f"picture-{at}.png"
+        while not file.exists() or file.stat().st_size > PICTURE_BYTES:
+            ground, objects, drawn, patches, rows, columns = picture(next(seeds), processor)
+            drawn.save(file, optimize=True)
         caption = images.caption(ground, objects)
         asks = [(images.CAPTION_ASKS[0], caption), images.questions(ground, objects, random.Random(at))[0]]
         for question, answer in asks:
             asked = evaluate.ask_picture(patches, rows, columns, images.ask([(question, answer)]))
-            out.append({"file": f"picture-{at}.png", "question": question, "expected": answer, "soft_tokens": len(patches) // 9, **greedy(model, asked)})
+            out.append({
+                "file": file.name, "question": question, "expected": answer, "soft_tokens": len(patches) // images.POOL**2,
+                **greedy(model, asked),
+            })  # fmt: skip
     write_json("pictures.json", out)
 
 
@@ -108,7 +116,8 @@ def write_embeddings():
 
 
 def write():
-    FIXTURES.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(FIXTURES, ignore_errors=True)
+    FIXTURES.mkdir(parents=True)
     model = load_dequantised(MODEL)
     write_prompts(model)
     write_pictures(model)

@@ -15,7 +15,8 @@ PAINTS = {
 GROUNDS = {
     "white": (245, 245, 245), "black": (20, 20, 22), "gray": (128, 128, 130), "brown": (125, 80, 45), "pink": (250, 175, 195),
 }  # fmt: skip
-SIZES = {"small": (0.11, 0.14), "big": (0.2, 0.26)}
+# Radii in units of the picture's shorter side: far enough apart that nobody takes one size for the other.
+SIZES = {"small": (0.09, 0.12), "big": (0.18, 0.22)}
 ROWS, COLUMNS = ["top", "middle", "bottom"], ["left", "middle", "right"]
 MAX_SOFT_TOKENS = 70
 PATCH, POOL = 16, 3
@@ -27,46 +28,47 @@ def zone(x, y):
     return "middle" if row == column == "middle" else f"{row} {column}"
 
 
-def place(rng, count, radii):
-    """Centres in the unit square, away from the lines between zones, apart from each other."""
-    for _ in range(500):
-        points = [((rng.randrange(3) + rng.uniform(0.3, 0.7)) / 3, (rng.randrange(3) + rng.uniform(0.3, 0.7)) / 3) for _ in range(count)]
-        inside = all(r < x < 1 - r and r < y < 1 - r for (x, y), r in zip(points, radii))
-        apart = all(
-            math.hypot(points[i][0] - points[j][0], points[i][1] - points[j][1]) > (radii[i] + radii[j]) * 1.05
-            for i in range(count) for j in range(i)
-        )  # fmt: skip
-        if inside and apart:
+def coordinate(rng, radius):
+    """Of a centre, in a third at random: away from the lines between thirds, with the shape inside of the picture."""
+    third = rng.randrange(3)
+    return rng.uniform(max((third + 0.3) / 3, radius + 0.01), min((third + 0.7) / 3, 0.99 - radius))
+
+
+def place(rng, radii):
+    """Centres in the unit square, apart from each other."""
+    while True:
+        points = [(coordinate(rng, radius), coordinate(rng, radius)) for radius in radii]
+        pairs = [(i, j) for i in range(len(radii)) for j in range(i)]
+        if all(math.dist(points[i], points[j]) > (radii[i] + radii[j]) * 1.25 for i, j in pairs):
             return points
-    return None
+
+
+def place_two(rng, radii):
+    """Two centres, the left one or the upper one first.
+
+    One is beside or below the other by twice as much as it is off, so that a picture's aspect ratio changes nothing.
+    """
+    while True:
+        points = place(rng, radii)
+        steps = [points[1][axis] - points[0][axis] for axis in range(2)]
+        more, less = sorted(steps, key=abs, reverse=True)
+        if more > 2 * abs(less):
+            return points
 
 
 def scene(rng):
     """What is drawn: a background's name, and objects of shape, colour, size, centre and radius."""
-    while True:
-        ground = rng.choice(list(GROUNDS))
-        paints = [paint for paint in PAINTS if paint != ground]
-        kind = rng.choice(["one", "pair", "pair", "group"])
-        if kind == "group":
-            look = (rng.choice(SHAPES), rng.choice(paints), "small")
-            looks = [look] * rng.randint(2, 5)
-        elif kind == "pair":
-            shapes = rng.sample(SHAPES, 2)
-            looks = [(shape, rng.choice(paints), rng.choice(list(SIZES))) for shape in shapes]
-        else:
-            looks = [(rng.choice(SHAPES), rng.choice(paints), rng.choice(list(SIZES)))]
-        radii = [rng.uniform(*SIZES[size]) for _, _, size in looks]
-        points = place(rng, len(looks), radii)
-        if points is None:
-            continue
-        objects = [(*look, *point, radius) for look, point, radius in zip(looks, points, radii)]
-        if kind == "pair":
-            (dx, dy) = (objects[1][3] - objects[0][3], objects[1][4] - objects[0][4])
-            if abs(abs(dx) - abs(dy)) < 0.12:
-                continue
-            if (dx if abs(dx) > abs(dy) else dy) < 0:
-                objects.reverse()
-        return ground, objects
+    ground = rng.choice(list(GROUNDS))
+    paints = [paint for paint in PAINTS if paint != ground]
+    kind = rng.choice(["one", "pair", "pair", "group"])
+    if kind == "group":
+        looks = [(rng.choice(SHAPES), rng.choice(paints), "small")] * rng.randint(2, 5)
+    else:
+        shapes = rng.sample(SHAPES, 2 if kind == "pair" else 1)
+        looks = [(shape, rng.choice(paints), rng.choice(list(SIZES))) for shape in shapes]
+    radii = [rng.uniform(*SIZES[size]) for _, _, size in looks]
+    points = place_two(rng, radii) if kind == "pair" else place(rng, radii)
+    return ground, [(*look, *point, radius) for look, point, radius in zip(looks, points, radii)]
 
 
 def across(objects):
@@ -110,7 +112,7 @@ def questions(ground, objects, rng):
 def outline(shape, radius, turn):
     """Corners of a shape around the origin."""
     if shape == "square":
-        points = [(-0.85, -0.85), (0.85, -0.85), (0.85, 0.85), (-0.85, 0.85)]
+        points = [(-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)]
     elif shape == "triangle":
         points = [(0, -1), (0.95, 0.75), (-0.95, 0.75)]
     elif shape == "star":
@@ -121,15 +123,16 @@ def outline(shape, radius, turn):
         angles = [2 * math.pi * i / 48 for i in range(48)]
         points = [(math.sin(a) ** 3, -(13 * math.cos(a) - 5 * math.cos(2 * a) - 2 * math.cos(3 * a) - math.cos(4 * a)) / 16) for a in angles]
     else:
-        points = [(math.cos(2 * math.pi * i / 64), math.sin(2 * math.pi * i / 64)) for i in range(64)]
+        reach = 0.8 if shape == "ring" else 1  # a ring's line is as wide as it needs to end at the radius
+        points = [(reach * math.cos(2 * math.pi * i / 64), reach * math.sin(2 * math.pi * i / 64)) for i in range(64)]
     c, s = math.cos(turn), math.sin(turn)
     return [(radius * (x * c - y * s), radius * (x * s + y * c)) for x, y in points]
 
 
 def draw(ground, objects, rng):
     """The picture: an RGB image of a size and aspect ratio of its own."""
-    width = rng.randint(160, 440)
-    height = max(128, min(480, int(width * math.exp(rng.uniform(-0.6, 0.6)))))
+    width = rng.randint(200, 440)
+    height = int(width * math.exp(rng.uniform(-0.5, 0.5)))
     shade = [channel + rng.uniform(-8, 8) for channel in GROUNDS[ground]]
     slope = [rng.uniform(-12, 12) for _ in range(2)]
     x, y = np.linspace(-0.5, 0.5, width, dtype=np.float32), np.linspace(-0.5, 0.5, height, dtype=np.float32)
@@ -145,7 +148,7 @@ def draw(ground, objects, rng):
         turn = rng.uniform(-0.2, 0.2)
         corners = [(centre[0] + px, centre[1] + py) for px, py in outline(shape, radius * unit, turn)]
         if shape == "ring":
-            pen.line([*corners, corners[0], corners[1]], fill=tint, width=int(radius * unit * 0.45), joint="curve")
+            pen.line([*corners, corners[0], corners[1]], fill=tint, width=int(radius * unit * 0.4), joint="curve")
         else:
             pen.polygon(corners, fill=tint)
     picture = big.resize((width, height), Image.Resampling.BOX)
@@ -164,23 +167,36 @@ def patches(picture, processor):
     return np.rint(out["pixel_values"][0][valid] * 255).astype(np.uint8), int(rows), int(columns)
 
 
+LABELS = [len(SHAPES), len(PAINTS), len(SIZES), len(ROWS), len(COLUMNS), 1]
+"""How many kinds there are of what `cells` tells of a soft token."""
+
+
 def cells(objects, rows, columns, aspect):
-    """For each soft token, the object that covers its middle: shape, colour and size, each 0 for none.
+    """For each soft token, the object that covers its middle: its shape, colour, size, row and column, and whether
+    its centre is there too. Each is 0 for none.
 
     `aspect` is the picture's width over height: radii are in units of its shorter side.
     """
     rows, columns = rows // POOL, columns // POOL
-    labels = np.zeros((rows * columns, 3), np.uint8)
+    labels = np.zeros((rows, columns, len(LABELS)), np.uint8)
     sx, sy = max(1.0, aspect), max(1.0, 1 / aspect)
-    for row in range(rows):
-        for column in range(columns):
-            for shape, colour, size, cx, cy, radius in objects:
+    for shape, colour, size, cx, cy, radius in objects:
+        kinds = (SHAPES.index(shape), list(PAINTS).index(colour), list(SIZES).index(size), int(cy * 3), int(cx * 3))
+        for row in range(rows):
+            for column in range(columns):
+                centre = (row, column) == (int(cy * rows), int(cx * columns))
                 far = math.hypot(((column + 0.5) / columns - cx) * sx, ((row + 0.5) / rows - cy) * sy)
-                if far < radius:
-                    labels[row * columns + column] = (
-                        SHAPES.index(shape) + 1, list(PAINTS).index(colour) + 1, list(SIZES).index(size) + 1,
-                    )  # fmt: skip
-    return labels
+                if centre or far < radius:
+                    labels[row, column] = [kind + 1 for kind in kinds] + [centre]
+    return labels.reshape(-1, len(LABELS))
+
+
+def mirrored(ground, objects):
+    """The scene with left and right exchanged."""
+    turned = [(shape, colour, size, 1 - cx, cy, radius) for shape, colour, size, cx, cy, radius in objects]
+    if len(turned) == 2 and turned[0][0] != turned[1][0] and across(turned):
+        turned.reverse()
+    return ground, turned
 
 
 def ask(turns):
@@ -195,7 +211,8 @@ def ask(turns):
 
 
 def conversation(ground, objects, rng):
-    """A caption and up to three questions, in any order."""
+    """Up to three questions and, most of the time, a caption, in any order."""
     turns = questions(ground, objects, rng)[: rng.randint(0, 3)]
-    turns.insert(0 if rng.random() < 0.7 else rng.randint(0, len(turns)), (rng.choice(CAPTION_ASKS), caption(ground, objects)))
+    if not turns or rng.random() < 0.75:
+        turns.insert(rng.choice([0, rng.randint(0, len(turns))]), (rng.choice(CAPTION_ASKS), caption(ground, objects)))
     return ask(turns)

@@ -13,18 +13,20 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("stages", nargs="+", choices=["all", *STAGES])
     parser.add_argument("--texts", type=int, default=160_000, help="conversations and passages of text")
-    parser.add_argument("--pictures", type=int, default=40_000)
-    parser.add_argument("--recordings", type=int, default=32_000)
+    parser.add_argument("--pictures", type=int, default=48_000)
+    parser.add_argument("--recordings", type=int, default=24_000)
     parser.add_argument("--seed", type=int, default=SEED, help="of the data")
-    parser.add_argument("--rows", type=int, nargs=3, default=[64, 64, 80], help="of text, pictures and speech in a batch")
-    parser.add_argument("--steps", type=int, default=9_000)
-    parser.add_argument("--seconds", type=float, default=0, help="train this long instead of --steps")
-    parser.add_argument("--start", help="a folder with pocket.pt, tokenizer.json and trained.json to go on from")
+    parser.add_argument("--rows", type=int, nargs=3, default=[64, 128, 32], help="of text, pictures and speech in a batch")
+    parser.add_argument("--steps", type=int, default=12_000)
+    parser.add_argument("--seconds", type=float, default=0, help="train this long in all, instead of --steps")
+    parser.add_argument("--piece", type=float, default=0, help="end after so many seconds, to be resumed")
+    parser.add_argument("--resume", action="store_true", help="go on with the training from state.pt")
+    parser.add_argument("--last", action="store_true", help="let the schedule end with this piece")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--held-out", type=int, default=500)
-    parser.add_argument("--embed-steps", type=int, default=2_500)
+    parser.add_argument("--embed-steps", type=int, default=1_500)
     parser.add_argument("--embed-seconds", type=float, default=0)
-    parser.add_argument("--embed-pairs", type=int, default=150_000)
+    parser.add_argument("--embed-pairs", type=int, default=50_000)
     parser.add_argument("--embed-rows", type=int, default=512)
     parser.add_argument("--sentences", type=int, default=1_000, help="among which a paraphrase is looked for")
     return parser.parse_args()
@@ -45,15 +47,18 @@ def run(stage, options):
     elif stage == "train":
         import fit
 
-        fit.train(options.steps, options.seconds, options.rows, options.rate, device, options.start)
+        fit.train(
+            options.steps, options.seconds, options.piece, options.resume, options.last, options.rows, options.rate, device
+        )  # fmt: skip
     elif stage == "export":
         import export
 
         export.export()
     elif stage == "evaluate":
+        import data
         import evaluate
 
-        evaluate.evaluate(options.held_out, device)
+        evaluate.evaluate(options.held_out, device, data.trained_conversations(options.texts, options.seed))
     elif stage == "embed":
         import embed
 

@@ -98,7 +98,7 @@ pub struct Tiny {
 }
 
 /// A plan whose logits can be read.
-struct Readable {
+pub struct Readable {
     plan: Plan,
     wanted: Rows,
     logits: Value,
@@ -106,20 +106,30 @@ struct Readable {
 
 impl Tiny {
     pub async fn load(gpu: &Rc<Gpu>, fixture: &Fixture) -> Self {
-        let checkpoint = Checkpoint::open(&repo(fixture.weights)).await.expect("a checkpoint");
-        let checkpoint = Rc::new(checkpoint);
-        let config = serde_json::from_slice(fixture.config).expect("a configuration");
+        Self::open(gpu, &repo(fixture.weights), fixture.config, fixture.dtype, (CONTEXT, ROWS)).await
+    }
+
+    /// A model for conversations of so many positions, in plans of at most so many rows.
+    pub async fn open(
+        gpu: &Rc<Gpu>,
+        weights: &Repo,
+        config: &[u8],
+        dtype: WeightDtype,
+        (context, rows): (u32, u32),
+    ) -> Self {
+        let checkpoint = Rc::new(Checkpoint::open(weights).await.expect("a checkpoint"));
+        let config = serde_json::from_slice(config).expect("a configuration");
         // Golden values are of exact keys and values; tests/quantised.rs measures halves.
-        let mut loader = Loader::new(gpu, &checkpoint, fixture.dtype).with_cache_format(CacheFormat::F32);
+        let mut loader = Loader::new(gpu, &checkpoint, dtype).with_cache_format(CacheFormat::F32);
         let model = declare(&config, &mut loader).expect("a model");
         loader.run(&|| Ok(())).await.expect("weights");
-        let state = State::new(gpu, model.dimensions(), CONTEXT, ROWS).expect("a state");
+        let state = State::new(gpu, model.dimensions(), context, rows).expect("a state");
         let table = model.dimensions().row_table.clone();
         let table = table.map(|layout| RowTable::new(checkpoint.clone(), layout));
         Self { gpu: gpu.clone(), model, state, table }
     }
 
-    fn plan(&self, rows: u32, fused: bool, wanted: Rows) -> Readable {
+    pub fn plan(&self, rows: u32, fused: bool, wanted: Rows) -> Readable {
         let mut builder = PlanBuilder::new(&self.gpu, rows, fused).with_taps();
         let mut residual = self.model.forward(&mut builder, &self.state, wanted);
         let logits = self.model.logits(&mut builder, &self.state, &mut residual).value;
@@ -135,7 +145,7 @@ impl Tiny {
     }
 
     /// Logits of the last of `ids`, which stand at `position`.
-    async fn step(&self, readable: &Readable, position: u32, ids: &[u32]) -> Vec<f32> {
+    pub async fn step(&self, readable: &Readable, position: u32, ids: &[u32]) -> Vec<f32> {
         self.submit(&readable.plan, readable.wanted, position, ids).await;
         self.read(readable, readable.logits).await
     }
