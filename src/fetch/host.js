@@ -1,7 +1,7 @@
 // What the platform gives to a load. Each part may be lacking: in workers, on insecure pages, in old browsers.
 //
 // One module, though private files are a thing of their own: the server of the browser tests sometimes leaves a
-// request waiting for minutes when the page asks for more than four modules at once.
+// request waiting for minutes, the likelier the more modules a page asks for at once.
 
 export const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
