@@ -19,7 +19,7 @@ def bench():
     parser = argparse.ArgumentParser(prog="./run bench", description=__doc__)
     parser.add_argument("--browser", action="store_true", help="run www/bench.html and print its JSON")
     parser.add_argument("--model", default="smollm2", choices=models.RECIPES, help="for --browser; default: smollm2")
-    parser.add_argument("--load-only", action="store_true", help="for --browser; measure the load and its memory alone")
+    parser.add_argument("--load-only", action="store_true", help="for --browser; load alone, with --kept by the cache")
     parser.add_argument("--kept", action="store_true", help="for --browser; begin when all is in the browser's cache")
     parser.add_argument("--dtype", help="default: what suits the checkpoint and the device")
     parser.add_argument("--prompt", default="128", help="for --browser; tokens, as in 128,2048; default: 128")
@@ -33,8 +33,8 @@ def bench():
     pack.build()
     query = {"model": f"./models/{options.model}", "prompt": options.prompt}
     query |= {"dtype": options.dtype} if options.dtype else {}
-    query |= {"runs": 0, "cache": 0} if options.load_only else {}
-    query |= {"kept": 1} if options.kept else {}
+    query |= {"runs": 0} if options.load_only else {}
+    query |= {"kept": 1} if options.kept else {"cache": 0} if options.load_only else {}
     with Server() as server:
         result = browser.result_of(server, f"bench.html?{urllib.parse.urlencode(query)}", BROWSER_SECONDS)
     if "error" in result:

@@ -72,6 +72,7 @@ def tok_gemma(folder):
 
 def gemma4_e2b_random(folder):
     """Random weights in the shape of Gemma 4 E2B's text, at 4 bits in MLX's layout: 2.6 GB, for measuring."""
+    setup.python_packages()
     make_gemma4.write(folder)
     for file in make("tok-gemma").iterdir():
         (folder / file.name).hardlink_to(file)

@@ -27,7 +27,7 @@ const FILE_HEADER: &str = "jird-file";
 const BLOCK_URL: &str = "https://jird.invalid/block?file=";
 const MANIFEST_URL: &str = "https://jird.invalid/manifest?place=";
 
-#[wasm_bindgen(module = "/src/fetch/private_files.js")]
+#[wasm_bindgen(module = "/src/fetch/host.js")]
 extern "C" {
     type PrivateFiles;
     #[wasm_bindgen(constructor)]

@@ -1,5 +1,5 @@
 // Reads files of the origin's private file system, in a worker: only there a file can be read without waiting for
-// another process. `private_files.js` asks.
+// another process. `PrivateFiles` in `host.js` asks.
 
 /** Files that stay open. Opening one takes 1 to 2 ms. */
 const KEPT_OPEN = 256;

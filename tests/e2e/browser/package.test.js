@@ -6,7 +6,7 @@
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
-import { cp, rm } from "node:fs/promises";
+import { cp, mkdir, readFile, rm, writeFile } from "node:fs/promises";
 import { join, resolve } from "node:path";
 import { after, before, test } from "node:test";
 import { fileURLToPath } from "node:url";
@@ -293,6 +293,66 @@ test("a lost device is a typed error, and the model can be loaded again", async 
   await load(losing);
   assert.deepEqual((await generate(losing, PROMPT, { maxTokens: 8 })).tokenIds, first.tokenIds);
   await losing.context().close();
+});
+
+/** The tiny E2B with its table behind the first block of the weights, so that the load itself does not read it. */
+async function makeModelWithTable(folder) {
+  const fixtures = join(here, "../fixtures");
+  await mkdir(folder);
+  await cp(join(fixtures, "gemma4/e2b/config.json"), join(folder, "config.json"));
+  // The tokenizer of another fixture has as many entries.
+  await cp(join(fixtures, "llama/tied/tokenizer.json"), join(folder, "tokenizer.json"));
+  const file = await readFile(join(fixtures, "gemma4/e2b/model.safetensors"));
+  const end = 8 + Number(file.readBigUInt64LE());
+  const header = JSON.parse(file.subarray(8, end));
+  const data = file.subarray(end);
+  const table = header["model.language_model.embed_tokens_per_layer.weight"];
+  const place = table.data_offsets;
+  const behind = data.length + (8 << 20);
+  const bytes = ([from, to]) => ({ dtype: "U8", shape: [to - from], data_offsets: [from, to] });
+  header["vision_tower.hole"] = bytes(place);
+  header["vision_tower.gap"] = bytes([data.length, behind]);
+  table.data_offsets = [behind, behind + place[1] - place[0]];
+  const json = Buffer.from(JSON.stringify(header));
+  const length = Buffer.alloc(8);
+  length.writeBigUInt64LE(BigInt(json.length));
+  const parts = [length, json, data, Buffer.alloc(8 << 20), data.subarray(...place)];
+  await writeFile(join(folder, "model.safetensors"), Buffer.concat(parts));
+}
+
+/** Loads the model at `address`, waits for its table, generates, and resolves to what that took. */
+const generateWithTable = (page, address) =>
+  page.evaluate(async (address) => {
+    const model = await jird.Model.load(address);
+    while (!(await jird.Model.isCached(address))) await new Promise((resolve) => setTimeout(resolve, 20));
+    const generation = model.generate("the quick fox", { maxTokens: 4 });
+    await generation.text();
+    await model.dispose();
+    const folder = await (await navigator.storage.getDirectory()).getDirectoryHandle("jird-blocks-v1");
+    const files = [];
+    for await (const name of folder.keys()) files.push(name);
+    return { files: files.length, rows: generation.stats.rows, tokenIds: generation.tokenIds };
+  }, address);
+
+test("a table lies in a private file, which the package's worker reads, built and in development", async (t) => {
+  const folder = join(app, "table");
+  await makeModelWithTable(folder);
+  const server = await serve({ "/": folder });
+  t.after(() => server.close());
+  const development = await createServer({ root: app, logLevel: "warn", server: { port: 0, host: "localhost" } });
+  t.after(() => development.close());
+  await development.listen();
+  const outcomes = [];
+  for (const { resolvedUrls } of [site, development]) {
+    const opened = await open(resolvedUrls.local[0]);
+    outcomes.push(await generateWithTable(opened, `${server.origin}/`));
+    await opened.context().close();
+  }
+  for (const { files, rows, tokenIds } of outcomes) {
+    assert.equal(files, 1);
+    assert.ok(rows.misses > 0, "no row was read");
+    assert.deepEqual(tokenIds, outcomes[0].tokenIds);
+  }
 });
 
 test("Vite's development server serves the package too", async (t) => {
