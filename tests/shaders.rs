@@ -31,7 +31,7 @@ const NORM: NormKernel = NormKernel { eps: 1e-6, unit_offset: true };
 /// The splits of one head, and as many as the shares of all heads leave room for.
 const COMBINED: [Combine; 2] = [
     Combine { splits: Splits { count: 2, tile: 32, window: Some(512) }, heads: 1 },
-    Combine { splits: Splits { count: 8, tile: 32, window: None }, heads: 64 },
+    Combine { splits: Splits { count: Combine::MAX_SHARES / 64, tile: 32, window: None }, heads: 64 },
 ];
 
 /// All of a long context, and a ring.

@@ -60,6 +60,9 @@ pub struct Combine {
 }
 
 impl Combine {
+    /// The most of `splits.count · heads`, which workgroup memory holds beside a product's input.
+    pub const MAX_SHARES: u32 = 512;
+
     /// The CPU twin. `sums` is `[splits, columns]`, `softmax [splits, heads]` of (highest score, sum of weights).
     pub fn cpu(&self, position: u32, sums: &[f32], softmax: &[[f32; 2]]) -> Vec<f32> {
         let heads = self.heads as usize;

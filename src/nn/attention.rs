@@ -84,8 +84,6 @@ pub struct Attention {
 const TILE: u32 = 32;
 /// The most workgroups over which a head's keys are cut; each more makes the output projection read more.
 const MAX_SPLITS: u32 = 32;
-/// The most (highest score, sum of weights) that the output projection keeps in workgroup memory.
-const MAX_SHARES: u32 = 512;
 
 impl Attention {
     /// `[rows, heads·head_dim]` from `projected`, which holds `[q | k | v]`, `[q | k]` or `[q]` as
@@ -162,7 +160,7 @@ impl Attention {
     fn splits(&self, plan: &PlanBuilder, cache: &KvCache) -> Splits {
         let visible = self.window.map_or(cache.layout.slots, |window| window.min(cache.layout.slots));
         let busy = plan.gpu().capabilities().busy_workgroups;
-        let most = MAX_SPLITS.min(busy).min(MAX_SHARES / self.heads).max(1);
+        let most = MAX_SPLITS.min(busy).min(kernels::Combine::MAX_SHARES / self.heads).max(1);
         Splits { count: visible.div_ceil(TILE).min(most), tile: TILE, window: self.window }
     }
 

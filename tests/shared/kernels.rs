@@ -162,7 +162,7 @@ fn columns(format: WeightFormat) -> Vec<u32> {
 }
 
 /// Whether every shape is tested with every format: each pair is a shader to compile, which takes browsers minutes.
-fn thorough() -> bool {
+pub fn thorough() -> bool {
     cfg!(not(target_arch = "wasm32")) || option_env!("JIRD_FULL").is_some()
 }
 
@@ -827,7 +827,7 @@ async fn check_decode_attention(rig: &mut Rig, noise: &mut Noise, kernel: &Decod
 pub async fn combine(rig: &mut Rig) {
     let noise = &mut Noise::new(11);
     for (heads, columns, count, window) in
-        [(1, 64, 2, None), (9, 576, 7, Some(100)), (8, 2048, 16, None), (200, 1600, 5, None)]
+        [(1, 64, 2, None), (9, 576, 7, Some(100)), (8, 2048, 16, None), (170, 1360, 3, None)]
     {
         for (position, output) in [(0, Output::Plain), (40, Output::AddResidual), (700, Output::Plain)] {
             let combine = Combine { splits: Splits { count, tile: 32, window }, heads };
