@@ -37,6 +37,7 @@ from project import ROOT
 FIXTURES = ROOT / "tests" / "fixtures"
 PATTERN = bytes(range(251))
 MAX_BYTES = 64 << 20
+CUT_SECONDS = 0.3
 STALL_SECONDS = 60
 
 CORS = {"Access-Control-Allow-Origin": "*", "Cache-Control": "no-store"}
@@ -136,7 +137,10 @@ def send_body(handler, sessions, session, name, do, entry, status, headers, body
         time.sleep(int(do.get("slow", 0)) / 1000)
     if faulty < int(do.get("cut", 0)):
         handler.close_connection = True
-        return send(handler, status, headers, body[: len(body) // 2])
+        send(handler, status, headers, body[: len(body) // 2])
+        # A browser drops what a page has not read of a body when it learns that the rest won't come.
+        time.sleep(CUT_SECONDS)
+        return None
     if faulty < int(do.get("stall", 0)):
         send(handler, status, headers, body[: len(body) // 2])
         handler.close_connection = True
