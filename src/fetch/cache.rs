@@ -68,7 +68,8 @@ pub struct CacheStore {
 #[derive(Clone)]
 enum Handle {
     Entry(Blob),
-    File,
+    /// A file of this name.
+    File(String),
 }
 
 impl Drop for CacheStore {
@@ -105,7 +106,7 @@ impl CacheStore {
         let url = url(key);
         let Some(response) = self.find(&url).await? else { return Ok(None) };
         if is_in_file(&response)? {
-            return Ok(self.read_file(&url, None).await?.map(|bytes| bytes.to_vec()));
+            return Ok(self.read_file(&url, &file_name(&url), None).await?.map(|bytes| bytes.to_vec()));
         }
         let buffer = JsFuture::from(response.array_buffer()?).await?;
         Ok(Some(Uint8Array::new(&buffer).to_vec()))
@@ -115,7 +116,7 @@ impl CacheStore {
         let url = url(key);
         let blob = match self.handle(&url).await? {
             None => return Ok(None),
-            Some(Handle::File) => return self.cut_file(&url, ranges).await,
+            Some(Handle::File(name)) => return self.cut_file(&url, &name, ranges).await,
             Some(Handle::Entry(blob)) => blob,
         };
         let cuts = ranges.iter().map(|range| slice_of(&blob, range));
@@ -123,9 +124,14 @@ impl CacheStore {
         Ok(Some(cuts.iter().map(Uint8Array::to_vec).collect()))
     }
 
-    async fn cut_file(&self, url: &str, ranges: &[Range<u64>]) -> Result<Option<Vec<Vec<u8>>>, JsValue> {
+    async fn cut_file(
+        &self,
+        url: &str,
+        name: &str,
+        ranges: &[Range<u64>],
+    ) -> Result<Option<Vec<Vec<u8>>>, JsValue> {
         let ends = ranges.iter().flat_map(|range| [range.start as f64, range.end as f64]).collect();
-        let Some(bytes) = self.read_file(url, Some(ends)).await? else { return Ok(None) };
+        let Some(bytes) = self.read_file(url, name, Some(ends)).await? else { return Ok(None) };
         let mut end = 0;
         let cuts = ranges.iter().map(|range| {
             let start = end;
@@ -136,8 +142,13 @@ impl CacheStore {
     }
 
     /// Reads from the file of an entry. An entry without its file is none.
-    async fn read_file(&self, url: &str, ranges: Option<Vec<f64>>) -> Result<Option<Uint8Array>, JsValue> {
-        let answer = self.files.read(&file_name(url), ranges).await;
+    async fn read_file(
+        &self,
+        url: &str,
+        name: &str,
+        ranges: Option<Vec<f64>>,
+    ) -> Result<Option<Uint8Array>, JsValue> {
+        let answer = self.files.read(name, ranges).await;
         if answer.is_null() {
             self.let_go(url);
             JsFuture::from(self.cache.delete_with_str(url)).await?;
@@ -151,7 +162,7 @@ impl CacheStore {
         }
         let Some(response) = self.find(url).await? else { return Ok(None) };
         let handle = match is_in_file(&response)? {
-            true => Handle::File,
+            true => Handle::File(file_name(url)),
             false => Handle::Entry(JsFuture::from(response.blob()?).await?.unchecked_into()),
         };
         let mut handles = self.handles.borrow_mut();
